@@ -1,0 +1,183 @@
+"""The state of a memory as one value: functions take one and return a new one."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from atlas_lm.memory.spec import MemorySpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryState:
+    """All that a stream has left behind. Any cut of the stream continues from it exactly.
+
+    Tensors are head-major, [B, H, ...], fp32 (fp64 for fp64 inputs).
+    """
+
+    spec: MemorySpec  # the rule it belongs to; no tensor
+    memory: dict[
+        str, Tensor
+    ]  # fast weights [B, H, O, I]; kept pairs: keys and coefficients [B, H, n, .]
+    anchor: dict[str, Tensor]  # the memory at the last chunk border; empty for online rules
+    momentum: dict[str, Tensor]  # S, shaped as the memory; empty for descent
+    window: dict[
+        str, Tensor
+    ]  # the last window.size - 1 pairs: k, v and the gates of pairs, oldest first
+    position: Tensor  # [B] int64, tokens written so far
+
+    @property
+    def batch(self) -> int:
+        return self.position.shape[0]
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "MemoryState":
+        """The same state with every tensor changed."""
+        groups = {
+            name: {key: change(value) for key, value in getattr(self, name).items()}
+            for name in GROUPS
+        }
+        return replace(self, position=change(self.position), **groups)  # type: ignore[arg-type]
+
+    def detach(self) -> "MemoryState":
+        """Cut the outer gradient: what was read before no longer receives any."""
+        return self.map(Tensor.detach)
+
+    def clone(self) -> "MemoryState":
+        return self.map(Tensor.clone)
+
+    def to(self, *args: Any, **kwargs: Any) -> "MemoryState":
+        """Move or cast like Tensor.to; the position stays int64."""
+        moved = self.map(lambda tensor: tensor.to(*args, **kwargs))
+        return replace(moved, position=moved.position.to(torch.int64))
+
+    def where(self, rows: Tensor, other: "MemoryState") -> "MemoryState":
+        """This state in the rows that are True, the other one elsewhere. rows: [B] bool"""
+
+        def choose(mine: Tensor, theirs: Tensor) -> Tensor:
+            return torch.where(rows.reshape(-1, *[1] * (mine.dim() - 1)), mine, theirs)
+
+        return pytree.tree_map(choose, self, other)
+
+    def leaves(self) -> dict[str, Tensor]:
+        """Every tensor by a flat name, e.g. `momentum.w0`: what a file stores."""
+        named = {f"{g}.{key}": value for g in GROUPS for key, value in getattr(self, g).items()}
+        return named | {"position": self.position}
+
+    @classmethod
+    def from_leaves(cls, spec: MemorySpec, leaves: dict[str, Tensor]) -> "MemoryState":
+        """The inverse of `leaves`. Refuses names that no state has."""
+        groups: dict[str, dict[str, Tensor]] = {name: {} for name in GROUPS}
+        for name, tensor in leaves.items():
+            group, _, key = name.partition(".")
+            if name != "position" and group not in groups:
+                raise ValueError(
+                    f"state has a tensor {name!r}, wanted one of {', '.join(GROUPS)}.*"
+                )
+            if name != "position":
+                groups[group][key] = tensor
+        state = cls(spec=spec, position=leaves["position"], **groups)
+        check_state(spec, state)
+        return state
+
+
+GROUPS = ("memory", "anchor", "momentum", "window")
+
+
+def initial_state(
+    spec: MemorySpec,
+    weights: Mapping[str, Tensor],
+    batch: int,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str | None = None,
+) -> MemoryState:
+    """The state before the first token: the learned initial memory, in every row of the batch.
+
+    device: where the state lives; by default where the weights are.
+    """
+    device = device or next((w.device for w in weights.values()), "cpu")
+
+    def empty(*shape: int) -> Tensor:
+        return torch.zeros(batch, spec.heads, *shape, dtype=dtype, device=device)
+
+    memory = {
+        name: weights[f"memory.{name}"].to(device, dtype).expand(batch, -1, -1, -1)
+        for name in spec.fast_shapes
+    }
+    if spec.keeps_pairs:
+        memory = {
+            "keys": empty(0, spec.key_dim),
+            "coefficients": empty(0, coefficient_width(spec)),
+        }
+    pairs = spec.window.size - 1
+    window = {"k": empty(pairs, spec.key_dim), "v": empty(pairs, spec.value_dim)}
+    window |= {name: empty(pairs) for name in spec.pair_gates}
+    momentum = spec.optimizer.has_momentum
+    return MemoryState(
+        spec=spec,
+        memory=memory,
+        anchor={} if spec.online else dict(memory),
+        momentum={name: torch.zeros_like(w) for name, w in memory.items()} if momentum else {},
+        window=window,
+        position=torch.zeros(batch, dtype=torch.int64, device=device),
+    )
+
+
+def initial_memory(spec: MemorySpec, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The learned start M_0 by fast weight, [H, O, I]."""
+    return {name: weights[f"memory.{name}"] for name in spec.fast_shapes}
+
+
+def coefficient_width(spec: MemorySpec) -> int:
+    """Kept pairs with a normalised read carry one more column: the weight of the pair itself."""
+    return spec.value_dim + int(getattr(spec.features, "normalise", False))
+
+
+def check_state(spec: MemorySpec, state: MemoryState, batch: int | None = None) -> None:
+    """Refuse a state of another spec, another batch or with tensors of the wrong shape."""
+    difference = spec.difference(state.spec)
+    if difference:
+        raise ValueError(
+            f"the state belongs to another spec: {difference} (this spec, the state's); "
+            "pass the spec that the state was made with"
+        )
+    batch = state.batch if batch is None else batch
+    fast = {
+        f"memory.{n}": torch.empty(spec.heads, *s, device="meta")
+        for n, s in spec.fast_shapes.items()
+    }
+    got, wanted = state.leaves(), initial_state(spec, fast, batch, device="meta").leaves()
+    if got.keys() != wanted.keys():
+        raise ValueError(
+            f"the state has tensors {sorted(got)}, wanted {sorted(wanted)}; "
+            "make it with initial_state or take the one that memorize returned"
+        )
+    for name, tensor in wanted.items():
+        shape, have = list(tensor.shape), list(got[name].shape)
+        if spec.keeps_pairs and name.startswith("memory."):
+            shape[2] = have[2]  # grows with the stream
+        if have != shape:
+            raise ValueError(
+                f"state tensor {name} has shape {have}, wanted {shape}; the batch must be the one that "
+                "the state was made for, one row per sequence"
+            )
+    if state.position.dtype != torch.int64:
+        raise ValueError(
+            f"state position is {state.position.dtype}, wanted int64: streams are long"
+        )
+
+
+def _flatten(state: MemoryState) -> tuple[list[Any], MemorySpec]:
+    return [getattr(state, name) for name in (*GROUPS, "position")], state.spec
+
+
+def _unflatten(children: Any, spec: MemorySpec) -> MemoryState:
+    return MemoryState(spec=spec, **dict(zip((*GROUPS, "position"), children, strict=True)))
+
+
+pytree.register_pytree_node(
+    MemoryState, _flatten, _unflatten, serialized_type_name="atlas_lm.MemoryState"
+)
