@@ -63,13 +63,22 @@ class MLP:
     def init(
         self, heads: int, features: int, values: int, generator: torch.Generator
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Initial fast weights [H, O, I], and the outer weights of the architecture itself."""
-        fast = {
-            name: torch.randn(heads, rows, columns, generator=generator) / math.sqrt(columns)
-            for name, (rows, columns) in self.shapes(features, values).items()
-        }
+        """Initial fast weights [H, O, I], and the outer weights of the architecture itself.
+
+        Features have unit length, so the first layer is scaled by its output: hidden activations have
+        about unit length too, and with them the slope of the last layer. Others scale by their input.
+        """
+        fast = {}
+        for name, (rows, columns) in self.shapes(features, values).items():
+            first = self.depth > 1 and name in ("w0", "gate")
+            deviation = self._first_deviation(rows) if first else 1 / math.sqrt(columns)
+            fast[name] = deviation * torch.randn(heads, rows, columns, generator=generator)
         norm = {"norm_weight": torch.ones(heads, values), "norm_bias": torch.zeros(heads, values)}
         return fast, norm if self.norm else {}
+
+    def _first_deviation(self, hidden: int) -> float:
+        """Of the weights that read the features: s(a) is about a/2 near zero."""
+        return 2 / math.sqrt(hidden)
 
     def predict(self, maps: Maps, x: Tensor, weights: Weights) -> tuple[Tensor, Tape]:
         """x: [B, H, n, F] -> prediction [B, H, n, V] and the tape for `slopes`."""
@@ -148,6 +157,10 @@ class GatedMLP(MLP):
 
     def shapes(self, features: int, values: int) -> dict[str, tuple[int, int]]:
         return super().shapes(features, values) | {"gate": (self.expansion * values, features)}
+
+    def _first_deviation(self, hidden: int) -> float:
+        """s(a) g is about a g / 2, a product of two."""
+        return (4 / hidden) ** 0.25
 
     def predict(self, maps: Maps, x: Tensor, weights: Weights) -> tuple[Tensor, Tape]:
         a, g = maps["w0"](x), maps["gate"](x)

@@ -66,22 +66,23 @@ def anchored(
     writes, at = stretch.writes(spec), stretch.pace(spec)
     of_memory, of_momentum = unroll(spec, writes, at)
     start = initial_memory(spec, weights) if spec.retention.reads_start else {}
-    bases = {n: (memory[n], momentum.get(n), start.get(n)) for n in memory}
 
-    def along(coefficients: Tensor) -> dict[str, Trajectory]:
-        return {n: Trajectory(bases[n], coefficients, *slopes[n]) for n in memory}
+    def along(coefficients: Tensor, *bases: Fast) -> dict[str, Trajectory]:
+        return {
+            n: Trajectory([base.get(n) for base in bases], coefficients, *slopes[n]) for n in memory
+        }
 
-    momenta = along(of_momentum)
+    momenta = along(of_momentum, {}, momentum, {})
     if isinstance(spec.optimizer, Muon):
         maps: dict[str, Trajectory] | dict[str, Grouped] = {
             n: grouped(spec, momenta[n], memory[n], start.get(n), stretch, at) for n in memory
         }
     else:
-        maps = along(of_memory)
+        maps = along(of_memory, memory, momentum, start)
     y, _ = architecture.predict(_as_maps(maps), stretch.q, weights)
     seen = {}
     if trace:
-        seen = {"surprise": norms(along(pad(writes))), "memory_norm": norms(maps)}  # type: ignore[arg-type]
+        seen = {"surprise": norms(along(pad(writes), {}, {}, {})), "memory_norm": norms(maps)}  # type: ignore[arg-type]
         seen |= {"momentum_norm": norms(momenta)} if momentum else {}
     return Passage(
         y=y,
@@ -129,7 +130,7 @@ class Grouped:
         square = self.fade.square() * per_token(self.memories.square().sum((-2, -1)))
         if self.start is not None:
             rest = 1 - self.fade
-            cross = per_token((self.memories * self.start.unsqueeze(1)).sum((-2, -1)))
+            cross = per_token((self.memories * self.start.unsqueeze(2)).sum((-2, -1)))
             own = self.start.square().sum((-2, -1)).unsqueeze(-1)
             square = square + 2 * self.fade * rest * cross + rest.square() * own
         return square.clamp_min(0).sqrt()

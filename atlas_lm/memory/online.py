@@ -9,11 +9,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from atlas_lm.memory.basis import DENSE
+from atlas_lm.memory.basis import DENSE, MOMENTUM
 from atlas_lm.memory.chunks import Fast, Passage, Stretch
 from atlas_lm.memory.spec import MemorySpec
 from atlas_lm.memory.state import initial_memory
-from atlas_lm.memory.trajectory import Trajectory, norms, pad, points, unroll
+from atlas_lm.memory.trajectory import Trajectory, pad, points, unroll
 from atlas_lm.ops.triangular_solve import triangular_solve
 
 WEIGHT = "w0"  # the one fast weight of a matrix memory
@@ -47,13 +47,12 @@ def online(
             known = known + point[..., r, None] * (x @ base.mT)
     error = triangular_solve(point[..., DENSE:] * (x @ x.mT), known)
 
-    def along(coefficients: Tensor) -> Trajectory:
-        return Trajectory(bases, coefficients, error, x)
-
-    path, momenta = along(of_memory), along(of_momentum)
+    path = Trajectory(bases, of_memory, error, x)
+    momenta = Trajectory((None, bases[MOMENTUM], None), of_momentum, error, x)
     seen = {}
     if trace:
-        seen = {"surprise": norms({WEIGHT: along(pad(writes))}), "memory_norm": path.norms()}
+        gradients = Trajectory((None, None, None), pad(writes), error, x)
+        seen = {"surprise": gradients.norms(), "memory_norm": path.norms()}
         seen |= {"momentum_norm": momenta.norms()} if momentum else {}
     return Passage(
         y=path(stretch.q),

@@ -127,8 +127,8 @@ def initial_state(
 
 
 def initial_memory(spec: MemorySpec, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The learned start M_0 by fast weight, [H, O, I]."""
-    return {name: weights[f"memory.{name}"] for name in spec.fast_shapes}
+    """The learned start M_0 by fast weight, [1, H, O, I]."""
+    return {name: weights[f"memory.{name}"].unsqueeze(0) for name in spec.fast_shapes}
 
 
 def coefficient_width(spec: MemorySpec) -> int:
