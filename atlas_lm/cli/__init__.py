@@ -1,0 +1,1 @@
+"""The command `atlas`: one verb per file, each parses, calls and prints."""

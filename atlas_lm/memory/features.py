@@ -70,7 +70,7 @@ class Polynomial(Identity):
         return poly_width(self.project or key_dim, self.degree)
 
     def init(self, heads: int, key_dim: int, generator: torch.Generator) -> dict[str, Tensor]:
-        amplitudes = taylor_amplitudes(self.degree).expand(heads, -1).clone()
+        amplitudes = taylor_amplitudes(self.degree).float().expand(heads, -1).clone()
         return {"amplitudes": amplitudes} | _init_project(self.project, heads, key_dim, generator)
 
     def __call__(self, x: Tensor, weights: Weights) -> Tensor:
@@ -112,7 +112,7 @@ class Elementwise(Identity):
         _check_degree(self.degree, None)
 
     def init(self, heads: int, key_dim: int, generator: torch.Generator) -> dict[str, Tensor]:
-        return {"amplitudes": taylor_amplitudes(self.degree)[1:].expand(heads, -1).clone()}
+        return {"amplitudes": taylor_amplitudes(self.degree)[1:].float().expand(heads, -1).clone()}
 
     def __call__(self, x: Tensor, weights: Weights) -> Tensor:
         x = unit(x)
@@ -151,7 +151,7 @@ class Sketch(Identity):
         tables = torch.zeros(heads, count, self.sketch, key_dim)
         tables.scatter_(2, places.unsqueeze(2), signs.unsqueeze(2))
         return {
-            "amplitudes": taylor_amplitudes(self.degree).expand(heads, -1).clone(),
+            "amplitudes": taylor_amplitudes(self.degree).float().expand(heads, -1).clone(),
             "tables": tables,
         }
 
@@ -206,8 +206,8 @@ def unit(x: Tensor) -> Tensor:
 
 
 def taylor_amplitudes(degree: int) -> Tensor:
-    """sqrt(1 / i!) for i = 0..degree."""
-    return torch.tensor([math.factorial(i) ** -0.5 for i in range(degree + 1)])
+    """sqrt(1 / i!) for i = 0..degree, in fp64."""
+    return torch.tensor([math.factorial(i) ** -0.5 for i in range(degree + 1)], dtype=torch.float64)
 
 
 def _check_degree(degree: int, project: int | None) -> None:

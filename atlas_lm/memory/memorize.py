@@ -129,6 +129,9 @@ def memorize(
             y, state, norms = parallel.run(spec, inner, state, tokens, trace, fresh)
         else:
             y, state, norms = reference.run(spec, inner, state, tokens, trace)
+    state = state.map(
+        Tensor.contiguous
+    )  # a file keeps values, not strides, and strides move rounding
 
     def outward(x: Tensor) -> Tensor:  # [B, H, T, ...] -> [B, T, H, ...], packed again if it was
         x = x.transpose(1, 2)

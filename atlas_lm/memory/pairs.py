@@ -24,12 +24,15 @@ from atlas_lm.ops.triangular_solve import triangular_solve
 
 
 def make_room(state: MemoryState, tokens: int) -> MemoryState:
-    """Empty slots for `tokens` more pairs in every row."""
+    """Empty slots for `tokens` more pairs in every row. What no row has filled yet is zero."""
     slots = int(state.position.max()) + tokens
-    grow = slots - state.memory["keys"].shape[2]
-    return replace(
-        state, memory={n: pad_tensor(m, (0, 0, 0, grow)) for n, m in state.memory.items()}
-    )
+    filled = torch.arange(slots, device=state.position.device) < state.position.unsqueeze(1)
+
+    def grow(kept: Tensor) -> Tensor:
+        kept = pad_tensor(kept, (0, 0, 0, slots - kept.shape[2]))
+        return torch.where(filled[:, None, :, None], kept, 0.0)
+
+    return replace(state, memory={n: grow(kept) for n, kept in state.memory.items()})
 
 
 def trim(state: MemoryState) -> MemoryState:
@@ -99,15 +102,16 @@ def tile(
     keys, coefficients = memory["keys"], memory["coefficients"]
     size, tokens = spec.window.size, stretch.valid.shape[1]
     rows = pair_rows(size, tokens, keys.device)
-    x = stretch.x[:, :, rows]
+    index = slots.clamp_min(0)[:, None, :, None]
+    kept = keys.gather(2, index.expand_as(stretch.x))[:, :, rows]  # where each row writes
     writes, at = row_writes(spec, stretch), stretch.pace(spec)
     unrolled, _ = unroll(spec, writes, at)
     error = -_targets(spec, stretch.pairs["v"])[:, :, rows]
     if not isinstance(spec.objective, Dot):
-        kernel = _kernel(spec).logits(x, stretch.x).exp()
+        kernel = _kernel(spec).logits(stretch.x[:, :, rows], kept).exp()
         known = (_kernel(spec).logits(stretch.x, keys).exp() @ coefficients)[:, :, rows] + error
         point = points(spec, unrolled, at).repeat_interleave(size, dim=2)
-        error = triangular_solve(point[..., DENSE:] * kernel[..., rows], known)
+        error = triangular_solve(point[..., DENSE:] * kernel, known)
 
     mix = unrolled[..., DENSE:]  # [B, H, T, T*c]: -eta gamma of every row written so far
     own = slots[:, size - 1 :]  # the slot of each token
@@ -115,7 +119,7 @@ def tile(
     logits = _kernel(spec).logits(stretch.q, keys)
     logits = torch.where(seen.unsqueeze(1), logits, -torch.inf)
     written = torch.arange(tokens, device=keys.device).repeat_interleave(size)
-    fresh = _kernel(spec).logits(stretch.q, x)
+    fresh = _kernel(spec).logits(stretch.q, kept)
     fresh = torch.where(
         written <= torch.arange(tokens, device=keys.device).unsqueeze(1), fresh, -torch.inf
     )
@@ -124,7 +128,7 @@ def tile(
 
     shape = (*error.shape[:2], stretch.x.shape[2], error.shape[-1])
     change = error.new_zeros(shape).index_add(2, rows, mix[:, :, -1, :, None] * error)
-    index = slots.clamp_min(0)[:, None, :, None].expand(shape)
+    index = index.expand(shape)
     after = {"keys": keys, "coefficients": coefficients.scatter_add(2, index, change)}
     norms = (
         _norms(spec, coefficients.gather(2, index), coefficients, writes, mix, error, rows)

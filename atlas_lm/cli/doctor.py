@@ -1,0 +1,97 @@
+"""`atlas doctor`: hold presets or any layer to the laws of a causal memory."""
+
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from atlas_lm.doctor import Verdict
+    from atlas_lm.doctor.subjects import Subject
+
+
+def doctor(
+    preset: Annotated[
+        list[str] | None, typer.Option(help="A preset by name, or `all`. May be repeated.")
+    ] = None,
+    layer: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="`package.module:factory`; the factory returns a layer [B,T,D] -> [B,T,D]."
+        ),
+    ] = None,
+    width: Annotated[int, typer.Option(help="D, the width of a layer's input.")] = 32,
+    length: Annotated[int, typer.Option(help="Tokens with which a layer is examined.")] = 80,
+    dtype: Annotated[
+        str, typer.Option(help="float64 (limit 1e-9) or float32 (limit 1e-4), for layers.")
+    ] = "float64",
+    as_json: Annotated[bool, typer.Option("--json", help="Records instead of a table.")] = False,
+) -> None:
+    """Run the laws on presets or on any layer; exit 1 when a law is broken.
+
+    A layer is any callable `x -> y` or `x -> (y, state)`. It is fed a stream in pieces if it takes
+    `state`, and padding if it takes `valid` or `mask` (bool [B, T], True for tokens that count).
+
+    Examples:
+
+        atlas doctor --preset all
+
+        atlas doctor --layer mypackage.layers:make_layer --width 64 --json
+    """
+    from rich.console import Console
+
+    from atlas_lm.doctor import as_records, as_table, passed
+
+    try:
+        subjects = _subjects(preset or [], layer or [], width, length, dtype)
+        verdicts = _examine(subjects)
+    except ValueError as error:
+        Console(stderr=True).print(f"atlas doctor: {error}", style="red", markup=False)
+        raise typer.Exit(2) from error
+    if as_json:
+        typer.echo(json.dumps(as_records(verdicts), indent=2))
+    else:
+        console = Console() if sys.stdout.isatty() else Console(width=160)
+        console.print(as_table(verdicts, console.width))
+    raise typer.Exit(0 if passed(verdicts) else 1)
+
+
+def _subjects(
+    names: list[str], layers: list[str], width: int, length: int, dtype: str
+) -> "list[Subject]":
+    import torch
+
+    from atlas_lm.doctor import load_layer, preset_subject
+    from atlas_lm.memory import presets
+
+    dtypes: dict[str, torch.dtype] = {"float64": torch.float64, "float32": torch.float32}
+    if dtype not in dtypes:
+        raise ValueError(f"dtype is {dtype!r}, wanted one of {', '.join(dtypes)}")
+    if not names and not layers:
+        raise ValueError(
+            "nothing to examine; pass --preset all, --preset NAME or --layer MODULE:FACTORY"
+        )
+    if "all" in names:
+        names = list(presets.PRESETS)
+    sys.path.insert(0, "")  # a layer in the current folder needs no installation
+    options = {"width": width, "length": length, "dtype": dtypes[dtype]}
+    subjects: list[Subject] = [preset_subject(name) for name in names]
+    return subjects + [load_layer(path, **options) for path in layers]
+
+
+def _examine(subjects: "list[Subject]") -> "list[Verdict]":
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from atlas_lm.doctor import judge, laws_for
+
+    verdicts = []
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        bar = progress.add_task("examining", total=sum(len(laws_for(one)) for one in subjects))
+        for subject in subjects:
+            for law in laws_for(subject):
+                progress.update(bar, description=f"{subject.name}: {law}")
+                verdicts.append(judge(subject, law))
+                progress.advance(bar)
+    return verdicts

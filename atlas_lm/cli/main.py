@@ -1,0 +1,38 @@
+"""`atlas`: test-time memory from the command line."""
+
+from typing import Annotated
+
+import typer
+
+from atlas_lm import __version__
+from atlas_lm.cli.demo import demo
+from atlas_lm.cli.doctor import doctor
+
+app = typer.Typer(
+    name="atlas",
+    help="Test-time memory for sequence models: Titans, ATLAS and their family.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+)
+app.command()(demo)
+app.command()(doctor)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"atlas-lm {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Test-time memory for sequence models: Titans, ATLAS and their family."""
+
+
+def main() -> None:
+    app()
