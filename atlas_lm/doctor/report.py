@@ -13,6 +13,12 @@ from atlas_lm.doctor.rule_laws import RULE_LAWS
 from atlas_lm.doctor.subjects import RuleSubject, Subject
 
 
+LEGEND = (
+    "one_token: the influence of the first token, which must not vanish; "
+    "gradients: tensors without one; finite: numbers that are not"
+)
+
+
 @dataclass(frozen=True)
 class Verdict:
     subject: str
@@ -71,7 +77,7 @@ def as_table(verdicts: list[Verdict], width: int = 160) -> RenderableType:
             for some in _lines(laws, room)
         ]
     tables[0].title = "laws of a causal memory: largest relative error, 0 is exact"
-    return Group(*tables, *_remarks(verdicts))
+    return Group(*tables, Text(LEGEND, style="dim"), *_remarks(verdicts))
 
 
 def _grid(
@@ -90,7 +96,7 @@ def _lines(laws: list[str], room: int) -> list[list[str]]:
     """Laws broken into groups whose columns fit into the room."""
     lines: list[list[str]] = [[]]
     for law in laws:
-        if lines[-1] and sum(len(name) + 3 for name in [*lines[-1], law]) > room:
+        if lines[-1] and sum(max(len(name), 5) + 3 for name in [*lines[-1], law]) > room:
             lines.append([])
         lines[-1].append(law)
     return lines

@@ -25,8 +25,12 @@ class Subject(Protocol):
     name: str
     dtype: torch.dtype
     length: int  # tokens of an examination
-    has_state: bool
-    has_mask: bool
+
+    @property
+    def has_state(self) -> bool: ...
+
+    @property
+    def has_mask(self) -> bool: ...
 
     def inputs(self, batch: int, tokens: int, seed: int) -> Inputs: ...
 

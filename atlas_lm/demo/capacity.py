@@ -1,0 +1,168 @@
+"""How many pairs does a memory hold? Five memories of one size, the same keys.
+
+A matrix reads keys of K dimensions through K columns only, so it fits about K pairs, however many
+weights it is given: here its keys are lifted by a fixed linear map to as many features as the others
+have, and the rank stays K. Monomials of degree <= p raise the rank to C(K+p, p).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from atlas_lm.demo.pairs import Pairs, draw_pairs, recalled, relative_error, write_then_recall
+from atlas_lm.memory import MemorySpec, Timing
+from atlas_lm.memory.architectures import MLP, Architecture, GatedMLP, Matrix
+from atlas_lm.memory.features import Features, Polynomial, Unit
+
+HELD = 0.9  # a count of pairs is held when this share of them is recalled
+
+
+@dataclass(frozen=True, kw_only=True)
+class CapacitySettings:
+    key_dim: int = 14  # K; C(14+2, 2) = C(7+3, 3) = 120 features
+    value_dim: int = 16
+    counts: tuple[int, ...] = (8, 16, 32, 64, 96, 128, 192, 256)
+    passes: int = 80  # how often the stream of pairs is written
+    chunk: int = 8  # tokens that share an anchor
+    steps: tuple[float, ...] = (0.03125, 0.0625, 0.125, 0.25, 0.5)
+    tuning_draws: int = 2  # draws on which the step is chosen
+    draws: int = 4  # fresh draws that are reported
+
+
+QUICK = CapacitySettings(counts=(16, 64), passes=20, steps=(0.125, 0.25), tuning_draws=1, draws=2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """One memory: its size, its step, and its scores for every count of pairs."""
+
+    name: str
+    floats: int  # fast weights
+    directions: int | None  # linearly independent features of a key; None: it learns its features
+    step: float
+    recall: tuple[float, ...]  # share of pairs recalled, mean over draws
+    recall_low: tuple[float, ...]  # the worst draw
+    recall_high: tuple[float, ...]  # the best draw
+    error: tuple[float, ...]  # relative error, mean over draws
+
+    def held(self, counts: tuple[int, ...]) -> int:
+        """The largest count up to which recall stays at HELD or above; 0 if none."""
+        last = 0
+        for count, share in zip(counts, self.recall, strict=True):
+            if share < HELD:
+                break
+            last = count
+        return last
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capacity:
+    settings: CapacitySettings
+    curves: tuple[Curve, ...]
+
+    @property
+    def finding(self) -> str:
+        counts = self.settings.counts
+        held = [f"{curve.name} {curve.held(counts)}" for curve in self.curves]
+        return f"Same size, same keys: pairs held at {HELD:.0%} recall: {', '.join(held)}."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A memory and the fixed linear map through which it sees the keys."""
+
+    name: str
+    spec: MemorySpec
+    view: Tensor  # [K, spec.key_dim]
+    directions: int | None
+
+    @property
+    def floats(self) -> int:
+        return sum(rows * columns for rows, columns in self.spec.fast_shapes.values())
+
+    def sees(self, pairs: Pairs) -> Pairs:
+        return Pairs(keys=pairs.keys @ self.view, values=pairs.values)
+
+
+def candidates(settings: CapacitySettings, generator: torch.Generator) -> tuple[Candidate, ...]:
+    """Five memories of F V floats, F = C(K+2, 2)."""
+    K, V = settings.key_dim, settings.value_dim
+    features = Polynomial(degree=2).width(K)
+    # degree 3 sees K/2 dimensions and the gated memory 12 of 14: that makes the sizes equal
+
+    def candidate(
+        name: str, width: int, architecture: Architecture, features: Features, directions: int | None
+    ) -> Candidate:
+        spec = MemorySpec(
+            heads=1,
+            key_dim=width,
+            value_dim=V,
+            architecture=architecture,
+            features=features,
+            timing=Timing(chunk=settings.chunk),
+        )
+        return Candidate(
+            name=name, spec=spec, view=linear_view(K, width, generator), directions=directions
+        )
+
+    cubes = Polynomial(degree=3)
+    return (
+        candidate("matrix", features, Matrix(), Unit(), K),
+        candidate("polynomial p=2", K, Matrix(), Polynomial(degree=2), features),
+        candidate("polynomial p=3", K // 2, Matrix(), cubes, cubes.width(K // 2)),
+        candidate("deep", K, MLP(expansion=4), Unit(), None),
+        candidate("gated deep", K - 2, GatedMLP(expansion=3), Unit(), None),
+    )
+
+
+def linear_view(rows: int, columns: int, generator: torch.Generator) -> Tensor:
+    """A [rows, columns] piece of a random rotation; the identity where nothing has to change."""
+    if rows == columns:
+        return torch.eye(rows)
+    size = max(rows, columns)
+    rotation = torch.linalg.qr(torch.randn(size, size, generator=generator)).Q
+    return rotation[:rows, :columns]
+
+
+def measure_capacity(
+    settings: CapacitySettings, seed: int, advance: Callable[[], None] = lambda: None
+) -> Capacity:
+    """Every memory against every count; `advance` is called once per memory and count."""
+    generator = torch.Generator().manual_seed(seed)
+    memories = candidates(settings, generator)
+    draws = settings.tuning_draws + settings.draws
+    pools = [
+        draw_pairs(generator, draws, count, settings.key_dim, settings.value_dim)
+        for count in settings.counts
+    ]
+    curves = tuple(_measure(settings, memory, pools, advance) for memory in memories)
+    return Capacity(settings=settings, curves=curves)
+
+
+def _measure(
+    settings: CapacitySettings, memory: Candidate, pools: list[Pairs], advance: Callable[[], None]
+) -> Curve:
+    shares, errors = [], []  # per count, [E, D] each
+    for pairs in pools:
+        reads = write_then_recall(
+            memory.spec, memory.sees(pairs), settings.steps, passes=settings.passes
+        )
+        shares.append(recalled(reads, pairs.values).mean(-1))
+        errors.append(relative_error(reads, pairs.values))
+        advance()
+    share, error = torch.stack(shares, dim=-1), torch.stack(errors, dim=-1)  # [E, D, counts]
+    tuning = settings.tuning_draws
+    best = int(share[:, :tuning].mean((1, 2)).argmax())
+    share, error = share[best, tuning:], error[best, tuning:]
+    return Curve(
+        name=memory.name,
+        floats=memory.floats,
+        directions=memory.directions,
+        step=settings.steps[best],
+        recall=tuple(share.mean(0).tolist()),
+        recall_low=tuple(share.amin(0).tolist()),
+        recall_high=tuple(share.amax(0).tolist()),
+        error=tuple(error.mean(0).tolist()),
+    )
