@@ -16,6 +16,7 @@ from atlas_lm.memory import MemorySpec, Timing
 from atlas_lm.memory.architectures import MLP, Architecture, GatedMLP, Matrix
 from atlas_lm.memory.features import Features, Polynomial, Unit
 
+MEMORIES = 5
 HELD = 0.9  # a count of pairs is held when this share of them is recalled
 
 
@@ -24,11 +25,16 @@ class CapacitySettings:
     key_dim: int = 14  # K; C(14+2, 2) = C(7+3, 3) = 120 features
     value_dim: int = 16
     counts: tuple[int, ...] = (8, 16, 32, 64, 96, 128, 192, 256)
-    passes: int = 80  # how often the stream of pairs is written
+    passes: int = 60  # how often the stream of pairs is written
     chunk: int = 8  # tokens that share an anchor
     steps: tuple[float, ...] = (0.03125, 0.0625, 0.125, 0.25, 0.5)
     tuning_draws: int = 2  # draws on which the step is chosen
     draws: int = 4  # fresh draws that are reported
+
+    @property
+    def ticks(self) -> int:
+        """How often `advance` is called: once per memory and count."""
+        return MEMORIES * len(self.counts)
 
 
 QUICK = CapacitySettings(counts=(16, 64), passes=20, steps=(0.125, 0.25), tuning_draws=1, draws=2)
@@ -65,8 +71,9 @@ class Capacity:
     @property
     def finding(self) -> str:
         counts = self.settings.counts
-        held = [f"{curve.name} {curve.held(counts)}" for curve in self.curves]
-        return f"Same size, same keys: pairs held at {HELD:.0%} recall: {', '.join(held)}."
+        held = ", ".join(f"{curve.held(counts)} ({curve.name})" for curve in self.curves)
+        size = self.curves[0].floats
+        return f"Same keys, {size:,} floats each: pairs held at {HELD:.0%} recall: {held}."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,34 +94,43 @@ class Candidate:
 
 
 def candidates(settings: CapacitySettings, generator: torch.Generator) -> tuple[Candidate, ...]:
-    """Five memories of F V floats, F = C(K+2, 2)."""
-    K, V = settings.key_dim, settings.value_dim
-    features = Polynomial(degree=2).width(K)
-    # degree 3 sees K/2 dimensions and the gated memory 12 of 14: that makes the sizes equal
+    """Five memories of F V floats, F = C(K+2, 2).
 
-    def candidate(
-        name: str, width: int, architecture: Architecture, features: Features, directions: int | None
-    ) -> Candidate:
-        spec = MemorySpec(
-            heads=1,
-            key_dim=width,
-            value_dim=V,
-            architecture=architecture,
-            features=features,
-            timing=Timing(chunk=settings.chunk),
-        )
-        return Candidate(
-            name=name, spec=spec, view=linear_view(K, width, generator), directions=directions
-        )
-
-    cubes = Polynomial(degree=3)
+    To meet that size with the default K and V, degree 3 sees a projection of the keys to K/2
+    dimensions and the gated memory one to K - 2.
+    """
+    K = settings.key_dim
+    squares, cubes = Polynomial(degree=2), Polynomial(degree=3)
+    wide, half = squares.width(K), K // 2
     return (
-        candidate("matrix", features, Matrix(), Unit(), K),
-        candidate("polynomial p=2", K, Matrix(), Polynomial(degree=2), features),
-        candidate("polynomial p=3", K // 2, Matrix(), cubes, cubes.width(K // 2)),
-        candidate("deep", K, MLP(expansion=4), Unit(), None),
-        candidate("gated deep", K - 2, GatedMLP(expansion=3), Unit(), None),
+        _candidate("matrix", Matrix(), Unit(), wide, K, settings, generator),
+        _candidate("polynomial p=2", Matrix(), squares, K, wide, settings, generator),
+        _candidate("polynomial p=3", Matrix(), cubes, half, cubes.width(half), settings, generator),
+        _candidate("deep", MLP(expansion=4), Unit(), K, None, settings, generator),
+        _candidate("gated deep", GatedMLP(expansion=3), Unit(), K - 2, None, settings, generator),
     )
+
+
+def _candidate(
+    name: str,
+    architecture: Architecture,
+    features: Features,
+    width: int,
+    directions: int | None,
+    settings: CapacitySettings,
+    generator: torch.Generator,
+) -> Candidate:
+    """width: dimensions of a key as this memory sees it"""
+    spec = MemorySpec(
+        heads=1,
+        key_dim=width,
+        value_dim=settings.value_dim,
+        architecture=architecture,
+        features=features,
+        timing=Timing(chunk=settings.chunk),
+    )
+    view = linear_view(settings.key_dim, width, generator)
+    return Candidate(name=name, spec=spec, view=view, directions=directions)
 
 
 def linear_view(rows: int, columns: int, generator: torch.Generator) -> Tensor:
@@ -129,7 +145,7 @@ def linear_view(rows: int, columns: int, generator: torch.Generator) -> Tensor:
 def measure_capacity(
     settings: CapacitySettings, seed: int, advance: Callable[[], None] = lambda: None
 ) -> Capacity:
-    """Every memory against every count; `advance` is called once per memory and count."""
+    """Every memory against every count."""
     generator = torch.Generator().manual_seed(seed)
     memories = candidates(settings, generator)
     draws = settings.tuning_draws + settings.draws

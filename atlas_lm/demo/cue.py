@@ -6,9 +6,9 @@ kept; over the stream it is one pair per key, drawn uniformly among the r. A cue
 key and value are zero. Afterwards every key is read, and the value nearest among all n must be the cued
 one.
 
-Window 1 cannot. Let the gates of a pair be any function of what its token shows (key, value, place), and
-those of a cue any function of the cue. A pair is written before its cue is known, so its own write does
-not depend on the cues; and the write of the cue token itself is
+Window 1 cannot (matrix memory, descent, nothing forgotten). Let the gates of a pair be any function of
+what its token shows (key, value, place), and those of a cue any function of the cue. A pair is written
+before its cue is known, so its own write does not depend on the cues; and the write of the cue token is
     eta_t gamma_{t,0} (M k_t - v_t) k_t^T = 0,   since k_t = 0.
 So the memory after the stream is the same whatever the cues were. Its read of a key is then one vector,
 and the value nearest to it is right for at most one of the r pairs of that key; the cue falls on that
@@ -24,7 +24,7 @@ excludes is the rule alone: a short convolution or attention in front of the mem
 to its cue too, and then it is they that hold the window.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -45,12 +45,15 @@ class CueSettings:
     windows: tuple[int, ...] = (1, 3, 5, 9)  # c; b + 1 reaches a whole block
     steps: tuple[float, ...] = (0.03125, 0.125, 0.25, 0.5, 1.0)  # constant steps tried for window 1
     tuning_draws: int = 32  # draws on which that step is chosen
-    draws: int = 96  # fresh draws that are reported
+    draws: int = 192  # fresh draws that are reported
+
+    @property
+    def ticks(self) -> int:
+        """How often `advance` is called: once per length."""
+        return len(self.repeats)
 
 
-QUICK = CueSettings(
-    repeats=(1, 8), windows=(1, 9), steps=(0.25, 1.0), tuning_draws=16, draws=48
-)
+QUICK = CueSettings(repeats=(1, 8), windows=(1, 9), steps=(0.25, 1.0), tuning_draws=16, draws=48)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +75,9 @@ class CueStream:
 
     def gamma(self, window: int) -> Tensor:
         """[D, T, 1, c]: gamma_{t,j} = 1 where token t is a cue and names the pair j tokens back."""
-        named = self.cued.float().unflatten(1, (-1, self.block)).flip(-1)  # [D, blocks, b], by j - 1
+        named = (
+            self.cued.float().unflatten(1, (-1, self.block)).flip(-1)
+        )  # [D, blocks, b], by j - 1
         at_cue = pad(named, (1, 0))[..., :window]  # the cue itself, j = 0, is never written
         gamma = pad(at_cue.unsqueeze(2), (0, 0, self.block, 0))  # [D, blocks, b + 1, c]
         return gamma.flatten(1, 2).unsqueeze(2)
@@ -103,16 +108,16 @@ class Cue:
     def finding(self) -> str:
         one, wide = self.curves[0], self.curves[-1]
         return (
-            f"Which pair to keep is told up to {self.settings.block} tokens later: of the cued pairs "
-            f"in a stream of {self.lengths[-1]}, window 1 recalls {one.recall[-1]:.0%} (at most "
-            f"{self.bound[-1]:.0%} is possible), window {wide.window} recalls {wide.recall[-1]:.0%}."
+            f"What to keep is told up to {self.settings.block} tokens later, in a stream of "
+            f"{self.lengths[-1]} pairs: window {wide.window} recalls {wide.recall[-1]:.0%} of the cued "
+            f"ones, window 1 {one.recall[-1]:.1%} (it can expect {self.bound[-1]:.1%} at most)."
         )
 
 
 def measure_cue(
     settings: CueSettings, seed: int, advance: Callable[[], None] = lambda: None
 ) -> Cue:
-    """Every window on the same streams; `advance` is called once per length."""
+    """Every window on the same streams."""
     generator = torch.Generator().manual_seed(seed)
     points: dict[int, list[tuple[float, float]]] = {window: [] for window in settings.windows}
     for repeats in settings.repeats:
@@ -153,7 +158,8 @@ def write_at_cues(settings: CueSettings, stream: CueStream, window: int) -> Memo
     """The Omega rule: nothing is written until a cue names it, and then that pair alone."""
     keys, values = stream.tokens()
     gates = {"eta": stream.is_cue(), "gamma": stream.gamma(window)}
-    return memorize(_spec(settings, window), _weights(settings), None, keys, keys, values, gates)[1]
+    spec = _spec(settings, window)
+    return memorize(spec, spec.init_weights(), None, keys, keys, values, gates)[1]
 
 
 def write_each_token(
@@ -167,27 +173,27 @@ def write_each_token(
     is_cue = stream.is_cue()
     eta = step * (1 - is_cue) + (0.0 if cue_step is None else cue_step * is_cue)
     gates = {"eta": eta, "gamma": torch.ones(*eta.shape, 1)}
-    return memorize(_spec(settings, 1), _weights(settings), None, keys, keys, values, gates)[1]
+    spec = _spec(settings, 1)
+    return memorize(spec, spec.init_weights(), None, keys, keys, values, gates)[1]
 
 
 def _measure(settings: CueSettings, stream: CueStream, window: int) -> tuple[float, float]:
     """The step and the share of cued pairs recalled."""
     tuning = settings.tuning_draws
     if window > 1:
-        share = _share(settings, stream, write_at_cues(settings, stream, window))
+        share = _share(stream, write_at_cues(settings, stream, window))
         return 1.0, share[tuning:].mean().item()
-    shares = torch.stack([
-        _share(settings, stream, write_each_token(settings, stream, step))
-        for step in settings.steps
-    ])  # [E, D]
+    shares = torch.stack(
+        [_share(stream, write_each_token(settings, stream, step)) for step in settings.steps]
+    )  # [E, D]
     best = int(shares[:, :tuning].mean(1).argmax())
     return settings.steps[best], shares[best, tuning:].mean().item()
 
 
-def _share(settings: CueSettings, stream: CueStream, state: MemoryState) -> Tensor:
+def _share(stream: CueStream, state: MemoryState) -> Tensor:
     """Share of the cued pairs whose value is the nearest of all n to the read of their key, [D]."""
     queries = stream.pairs.keys.unsqueeze(2)
-    reads = recall(state.spec, _weights(settings), state, queries).squeeze(2)  # [D, n, V]
+    reads = recall(state.spec, state.spec.init_weights(), state, queries).squeeze(2)  # [D, n, V]
     right = recalled(reads, stream.pairs.values)
     return (right * stream.cued).sum(-1) / stream.cued.sum(-1)
 
@@ -199,7 +205,3 @@ def _spec(settings: CueSettings, window: int) -> MemorySpec:
         value_dim=settings.value_dim,
         window=Window(size=window, gate="offset"),
     )
-
-
-def _weights(settings: CueSettings) -> dict[str, Tensor]:
-    return _spec(settings, 1).init_weights()

@@ -27,8 +27,13 @@ class DialSettings:
     condition: float = 1000.0  # largest over smallest variance of a key's coordinates
     passes: int = 20  # writes of the memory; the step falls linearly to its last
     iterations: tuple[int, ...] = tuple(range(11))  # k
-    steps: tuple[float, ...] = tuple(2.0 ** (i / 2) for i in range(-6, 7))  # 1/8 ... 8
+    steps: tuple[float, ...] = tuple(2.0 ** (i / 2) for i in range(-4, 9))  # 1/4 ... 16
     draws: int = 10  # each schedule and k takes the step with the least mean error over them
+
+    @property
+    def ticks(self) -> int:
+        """How often `advance` is called: once per schedule and k."""
+        return len(SCHEDULES) * len(self.iterations)
 
 
 QUICK = DialSettings(iterations=(0, 2, 5, 10), steps=(0.35, 0.5, 1.0, 2.0), draws=4)
@@ -54,13 +59,13 @@ class Dial:
         last = self.settings.iterations[-1]
         ends = ", ".join(f"{c.schedule} {c.error[-1]:.2f}" for c in self.courses)
         start = self.courses[0].error[0]
-        return f"Read error without Newton-Schulz {start:.2f}; after {last} steps of it: {ends}."
+        return f"Read error without Newton-Schulz: {start:.2f}; with {last} steps of it: {ends}."
 
 
 def measure_dial(
     settings: DialSettings, seed: int, advance: Callable[[], None] = lambda: None
 ) -> Dial:
-    """Every schedule at every k on the same pairs; `advance` is called once per schedule."""
+    """Every schedule at every k on the same pairs."""
     generator = torch.Generator().manual_seed(seed)
     variances = torch.logspace(0, -1, settings.key_dim, base=settings.condition)
     pairs = draw_pairs(
@@ -73,10 +78,12 @@ def measure_dial(
     )
     courses = []
     for schedule in SCHEDULES:
-        points = [_measure(settings, schedule, k, pairs) for k in settings.iterations]
+        points = []
+        for k in settings.iterations:
+            points.append(_measure(settings, schedule, k, pairs))
+            advance()
         error, spread, step = zip(*points, strict=True)
         courses.append(Course(schedule=schedule, error=error, spread=spread, step=step))
-        advance()
     return Dial(settings=settings, courses=tuple(courses))
 
 

@@ -26,9 +26,14 @@ class WindowSettings:
     count: int = 64  # pairs in the stream, each seen once
     recent: int = 16  # the newest pairs, scored apart: as many as the matrix can hold
     windows: tuple[int, ...] = (1, 2, 4, 8, 16)
-    steps: tuple[float, ...] = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)  # total steps tried
-    tuning_draws: int = 32  # draws on which the best total step is chosen
-    draws: int = 96  # fresh draws that are reported
+    steps: tuple[float, ...] = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)  # total steps tried
+    tuning_draws: int = 64  # draws on which the best total step is chosen
+    draws: int = 192  # fresh draws that are reported
+
+    @property
+    def ticks(self) -> int:
+        """How often `advance` is called: once per window."""
+        return len(self.windows)
 
 
 QUICK = WindowSettings(windows=(1, 4, 16), tuning_draws=8, draws=16)
@@ -54,26 +59,26 @@ class WindowResult:
 
     @property
     def finding(self) -> str:
-        one, wide = self.tuned[0], self.tuned[-1]
-        best = max(self.equal, key=lambda r: r.recent)
-        newest = " -> ".join(f"{r.newest:.0%}" for r in (self.equal[0], self.equal[-1]))
+        (one, wide), (first, last) = (
+            (results[0], results[-1]) for results in (self.tuned, self.equal)
+        )
         return (
-            f"Recall of the last {self.settings.recent} pairs, each at its best step: window 1 "
-            f"{one.recent:.0%}, window {wide.window} {wide.recent:.0%}. At equal step 1 window "
-            f"{best.window} is best ({best.recent:.0%}), and the newest pair falls {newest}."
+            f"Of the last {self.settings.recent} pairs, window 1 recalls {one.recent:.0%} and window "
+            f"{wide.window} {wide.recent:.0%}, each at its best total step ({one.step:g} and "
+            f"{wide.step:g}); at equal step the newest pair goes from {first.newest:.0%} to "
+            f"{last.newest:.0%}."
         )
 
 
 def measure_windows(
     settings: WindowSettings, seed: int, advance: Callable[[], None] = lambda: None
 ) -> WindowResult:
-    """Every window on the same streams; `advance` is called once per window."""
+    """Every window on the same streams."""
     generator = torch.Generator().manual_seed(seed)
     draws = settings.tuning_draws + settings.draws
-    pairs = draw_pairs(
-        generator, draws, settings.count, settings.key_dim, settings.value_dim
-    )
-    equal, tuned = [], []
+    pairs = draw_pairs(generator, draws, settings.count, settings.key_dim, settings.value_dim)
+    equal: list[Recalls] = []
+    tuned: list[Recalls] = []
     for size in settings.windows:
         right = _recalled(settings, size, pairs)  # [E, D, n]
         recent = right[:, : settings.tuning_draws, -settings.recent :].mean((1, 2))

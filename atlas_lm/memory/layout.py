@@ -5,7 +5,6 @@ together, then each row is shifted right by its own phase; the pairs of the wind
 that the parallel forms know only columns, some of them empty.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -151,5 +150,17 @@ def _mask(x: Tensor, present: Tensor) -> Tensor:
     return torch.where(present.reshape(present.shape[0], 1, -1, *[1] * (x.dim() - 3)), x, 0.0)
 
 
-def slice_columns(fields: Mapping[str, Tensor], start: int, stop: int) -> dict[str, Tensor]:
-    return {name: field[:, :, start:stop] for name, field in fields.items()}
+def split(x: Tensor, chunks: list[Chunk]) -> tuple[Tensor, ...]:
+    """The columns of each chunk, [B, H, T, ...]. Split at once: slicing one by one would make the
+    backward pass fill a tensor of the whole length for every chunk."""
+    return x.split([chunk.stop - chunk.start for chunk in chunks], dim=2)
+
+
+def split_with_halo(x: Tensor, chunks: list[Chunk], halo: int) -> list[Tensor]:
+    """The columns of each chunk with the `halo` columns before them, [B, H, halo + T, ...]."""
+    before, rest = x[:, :, :halo], x[:, :, halo:]
+    pieces = []
+    for piece in split(rest, chunks):
+        pieces.append(torch.cat([before, piece], dim=2) if halo else piece)
+        before = pieces[-1][:, :, pieces[-1].shape[2] - halo :]
+    return pieces

@@ -9,7 +9,7 @@ from torch import Tensor
 from atlas_lm.memory import pairs
 from atlas_lm.memory.architectures import Matrix
 from atlas_lm.memory.chunks import Passage, Stretch, anchored
-from atlas_lm.memory.layout import Chunk, Grid, lay_out, slice_columns
+from atlas_lm.memory.layout import Chunk, Grid, lay_out, split, split_with_halo
 from atlas_lm.memory.objectives import L2, Dot
 from atlas_lm.memory.online import online, tile_size
 from atlas_lm.memory.optimizers import Muon
@@ -113,23 +113,24 @@ def _slopes_are_free(spec: MemorySpec) -> bool:
 def _stretches(
     spec: MemorySpec, weights: Mapping[str, Tensor], grid: Grid
 ) -> list[tuple[Chunk, Stretch]]:
-    q, x = spec.features(grid.q, weights), spec.features(grid.pairs["k"], weights)
-    halo = spec.window.size - 1
-    return [
-        (
-            chunk,
-            Stretch(
-                q=q[:, :, chunk.start : chunk.stop],
-                x=x[:, :, chunk.start : chunk.stop + halo],
-                pairs=slice_columns(grid.pairs, chunk.start, chunk.stop + halo),
-                gates=slice_columns(grid.gates, chunk.start, chunk.stop),
-                valid=grid.valid[:, chunk.start : chunk.stop],
-                present=grid.present[:, chunk.start : chunk.stop + halo],
-                offset=chunk.offset,
-            ),
+    halo, chunks = spec.window.size - 1, grid.chunks
+    q = split(spec.features(grid.q, weights), chunks)
+    x = split_with_halo(spec.features(grid.pairs["k"], weights), chunks, halo)
+    pairs = {n: split_with_halo(field, chunks, halo) for n, field in grid.pairs.items()}
+    gates = {n: split(gate, chunks) for n, gate in grid.gates.items()}
+    stretches = [
+        Stretch(
+            q=q[i],
+            x=x[i],
+            pairs={n: pieces[i] for n, pieces in pairs.items()},
+            gates={n: pieces[i] for n, pieces in gates.items()},
+            valid=grid.valid[:, chunk.start : chunk.stop],
+            present=grid.present[:, chunk.start : chunk.stop + halo],
+            offset=chunk.offset,
         )
-        for chunk in grid.chunks
+        for i, chunk in enumerate(chunks)
     ]
+    return list(zip(chunks, stretches, strict=True))
 
 
 def _border(spec: MemorySpec, grid: Grid, chunk: Chunk, position: Tensor) -> Tensor | bool:

@@ -166,13 +166,13 @@ def lact() -> Parts:
 
 @preset
 def dla() -> Parts:
-    """Deep linear attention: the dot objective in a deep memory (Atlas, section 3)."""
+    """Deep linear attention: the dot objective in a deep memory (Atlas)."""
     return titans() | dict(features=MONOMIALS, objective=Dot(), optimizer=Descent())
 
 
 @preset
 def swla() -> Parts:
-    """Sliding-window linear attention: the dot objective over the last c pairs (Atlas, section 3)."""
+    """Sliding-window linear attention: the dot objective over the last c pairs (Atlas)."""
     return dict(
         architecture=Matrix(),
         features=MONOMIALS,
@@ -185,7 +185,7 @@ def swla() -> Parts:
 
 @preset
 def omeganet() -> Parts:
-    """The Omega rule: descent on the last c pairs (Atlas, section 3.2)."""
+    """The Omega rule: descent on the last c pairs (Atlas)."""
     return titans() | dict(features=MONOMIALS, window=WINDOW, optimizer=Descent())
 
 

@@ -24,8 +24,7 @@ def run(
     if spec.keeps_pairs:
         state = pairs.make_room(state, tokens.count)
     outputs, seen = [], []
-    for t in range(tokens.count):
-        token = tokens.at(t)
+    for token in tokens.each():
         y, after, norms = step(spec, weights, state, token)
         if token.valid is not None:
             y, after = y * token.valid[:, None, None], after.where(token.valid, state)

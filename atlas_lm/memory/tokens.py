@@ -1,5 +1,6 @@
 """A stretch of tokens as the forms see it: head-major, one dtype, gates by name."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -17,15 +18,13 @@ class Tokens:
     def count(self) -> int:
         return self.q.shape[2]
 
-    def at(self, t: int) -> "Tokens":
-        """Token t alone, without the time axis."""
-        return Tokens(
-            self.q[:, :, t],
-            self.k[:, :, t],
-            self.v[:, :, t],
-            {name: gate[:, :, t] for name, gate in self.gates.items()},
-            None if self.valid is None else self.valid[:, t],
-        )
+    def each(self) -> Iterator["Tokens"]:
+        """One token after the other, without the time axis. Taken apart at once: see `layout.split`."""
+        q, k, v = self.q.unbind(2), self.k.unbind(2), self.v.unbind(2)
+        gates = {name: gate.unbind(2) for name, gate in self.gates.items()}
+        for t in range(self.count):
+            now = {name: gate[t] for name, gate in gates.items()}
+            yield Tokens(q[t], k[t], v[t], now, None if self.valid is None else self.valid[:, t])
 
     def pair_fields(self, names: tuple[str, ...]) -> dict[str, Tensor]:
         """What the window keeps of a token: key, value, and the gates that belong to pairs."""

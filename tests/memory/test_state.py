@@ -218,9 +218,11 @@ def test_where_resets_a_row_to_a_shorter_stream(name, other_tokens):
         _, _, short = warm(name, dtype=torch.float64, tokens=other_tokens, seed=5)
     chosen = long.where(torch.tensor([True, False]), short)
     assert chosen.position.tolist() == [TOKENS, other_tokens]
-    stretch = piece(spec, seed=1, dtype=torch.float64)
-    ys = [memorize(spec, weights, s, *stretch)[0] for s in (chosen, long, short)]
-    assert_all_close({"0": ys[0][0], "1": ys[0][1]}, {"0": ys[1][0], "1": ys[2][1]}, 1e-12)
+    q, *rest = piece(spec, seed=1, dtype=torch.float64)
+    read = [recall(spec, weights, s, q) for s in (chosen, long, short)]
+    written = [memorize(spec, weights, s, q, *rest)[0] for s in (chosen, long, short)]
+    for ys in (read, written):
+        assert_all_close({"0": ys[0][0], "1": ys[0][1]}, {"0": ys[1][0], "1": ys[2][1]}, 1e-12)
 
 
 @pytest.mark.parametrize("name", ["titans", "dot_pairs", "softmax_attention"])
