@@ -12,7 +12,6 @@ from atlas_lm.doctor.laws import LAWS, Finding, Law
 from atlas_lm.doctor.rule_laws import RULE_LAWS
 from atlas_lm.doctor.subjects import RuleSubject, Subject
 
-
 LEGEND = (
     "one_token: the influence of the first token, which must not vanish; "
     "gradients: tensors without one; finite: numbers that are not"

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from atlas_lm.memory.basis import DENSE, MOMENTUM
-from atlas_lm.memory.chunks import Fast, Passage, Stretch
 from atlas_lm.memory.spec import MemorySpec
 from atlas_lm.memory.state import initial_memory
+from atlas_lm.memory.stretch import Fast, Passage, Stretch
 from atlas_lm.memory.trajectory import Trajectory, pad, points, unroll
 from atlas_lm.ops.triangular_solve import triangular_solve
 
@@ -56,8 +56,8 @@ def online(
         seen |= {"momentum_norm": momenta.norms()} if momentum else {}
     return Passage(
         y=path(stretch.q),
-        memory={WEIGHT: path.at(-1)},
-        momentum={WEIGHT: momenta.at(-1)} if momentum else {},
+        memory={WEIGHT: path.end()},
+        momentum={WEIGHT: momenta.end()} if momentum else {},
         norms=seen,
     )
 

@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.nn.functional import pad as pad_tensor
 
 from atlas_lm.memory.basis import DENSE
-from atlas_lm.memory.chunks import Stretch
 from atlas_lm.memory.features import Exponential
 from atlas_lm.memory.objectives import Dot
 from atlas_lm.memory.online import pair_rows, row_writes
 from atlas_lm.memory.spec import MemorySpec
 from atlas_lm.memory.state import MemoryState
+from atlas_lm.memory.stretch import Stretch
 from atlas_lm.memory.tokens import Tokens
 from atlas_lm.memory.trajectory import points, unroll
 from atlas_lm.ops.triangular_solve import triangular_solve

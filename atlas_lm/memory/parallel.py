@@ -8,7 +8,7 @@ from torch import Tensor
 
 from atlas_lm.memory import pairs
 from atlas_lm.memory.architectures import Matrix
-from atlas_lm.memory.chunks import Passage, Stretch, anchored
+from atlas_lm.memory.chunks import anchored
 from atlas_lm.memory.layout import Chunk, Grid, lay_out, split, split_with_halo
 from atlas_lm.memory.objectives import L2, Dot
 from atlas_lm.memory.online import online, tile_size
@@ -16,6 +16,7 @@ from atlas_lm.memory.optimizers import Muon
 from atlas_lm.memory.retention import Renormalise
 from atlas_lm.memory.spec import MemorySpec
 from atlas_lm.memory.state import MemoryState
+from atlas_lm.memory.stretch import Passage, Stretch
 from atlas_lm.memory.tokens import Tokens
 
 LINEAR_TILE = 64  # tokens per tile where slopes do not depend on the memory at all

@@ -1,13 +1,15 @@
 """A memory at every token of a chunk, without a weight matrix per token."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from atlas_lm.memory.basis import DENSE, MEMORY, START, unit_column
 from atlas_lm.memory.spec import MemorySpec
+from atlas_lm.memory.stretch import Pace
 from atlas_lm.memory.trace import total_norm
 
 
@@ -28,17 +30,17 @@ class Trajectory:
                 y = y + self.coefficients[..., r, None] * (x @ base.mT)
         return y
 
-    def at(self, t: int | Tensor) -> Tensor:
-        """M_t itself, [B, H, O, I]; for several tokens at once, [B, H, n, O, I]."""
-        c = self.coefficients[..., t, :]
-        many = c.dim() == 4
-        left, right = (
-            (self.left, self.right) if not many else (self.left[:, :, None], self.right[:, :, None])
-        )
-        matrix = (c[..., DENSE:, None] * left).mT @ right
+    def end(self) -> Tensor:
+        """M at the last token, [B, H, O, I]."""
+        return self.at([-1]).squeeze(2)
+
+    def at(self, tokens: list[int]) -> Tensor:
+        """M at some tokens, [B, H, n, O, I]."""
+        c = self.coefficients[:, :, tokens]  # [B, H, n, DENSE + terms]
+        matrix = (c[..., DENSE:, None] * self.left.unsqueeze(2)).mT @ self.right.unsqueeze(2)
         for r, base in enumerate(self.bases):
             if base is not None:
-                matrix = matrix + c[..., r, None, None] * (base[:, :, None] if many else base)
+                matrix = matrix + c[..., r, None, None] * base.unsqueeze(2)
         return matrix
 
     def norms(self) -> Tensor:
@@ -57,36 +59,19 @@ class Trajectory:
         return ((c @ gram) * c).sum(-1).clamp_min(0).sqrt()
 
 
-def norms(trajectories: dict[str, Trajectory]) -> Tensor:
-    """Over all fast weights together, [B, H, T]."""
-    return total_norm([one.norms() for one in trajectories.values()])
+class Moving(Protocol):
+    """A weight matrix at every token of a chunk."""
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+    def end(self) -> Tensor: ...
+
+    def norms(self) -> Tensor: ...
 
 
-@dataclass(frozen=True)
-class Pace:
-    """The gates of a chunk as the rule uses them: empty columns hold everything still."""
-
-    eta: Tensor  # [B, H, T]
-    theta: Tensor | None  # [B, H, T]
-    log_alpha: Tensor  # [B, H, T]
-    moves: Tensor  # [B, 1, T, 1], 1 where a token is written
-
-
-def pace(
-    spec: MemorySpec, gates: dict[str, Tensor], energy: Tensor, valid: Tensor, offset: int
-) -> Pace:
-    """gates: [B, H, T, ...]   energy: |phi(k_t)|^2 [B, H, T]   valid: [B, T]   offset: of the first token
-    in its chunk"""
-    held = valid.unsqueeze(1)  # [B, 1, T]
-    tokens = torch.arange(valid.shape[1], device=valid.device) + offset
-    theta = spec.optimizer.carry(gates, tokens % spec.timing.period == 0)
-    log_alpha = gates.get("log_alpha", torch.zeros_like(energy))
-    return Pace(
-        eta=spec.optimizer.rate(gates, energy),
-        theta=None if theta is None else torch.where(held, theta, 1.0),
-        log_alpha=torch.where(held, log_alpha, 0.0),
-        moves=held.unsqueeze(-1).to(energy.dtype),
-    )
+def norms(weights: Mapping[str, Moving]) -> Tensor:
+    """|M_t| over all fast weights together, [B, H, T]."""
+    return total_norm([weight.norms() for weight in weights.values()])
 
 
 def unroll(spec: MemorySpec, writes: Tensor, at: Pace) -> tuple[Tensor, Tensor]:

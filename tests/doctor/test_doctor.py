@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from atlas_lm.cli.main import app
 from atlas_lm.doctor import LayerSubject, judge, laws_for, passed, preset_subject
-from atlas_lm.memory import chunks
+from atlas_lm.memory import stretch
 from tests.doctor import layers
 
 FAULTS = {
@@ -54,14 +54,14 @@ def test_a_window_cut_at_chunk_borders_is_flagged_in_our_own_form(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The commonest mistake: slopes of the halo dropped instead of taken anew at the new anchor."""
-    honest = chunks.Stretch.writes
+    honest = stretch.Stretch.writes
 
-    def cut(self: chunks.Stretch, spec: object) -> torch.Tensor:
+    def cut(self: stretch.Stretch, spec: object) -> torch.Tensor:
         writes = honest(self, spec).clone()
         writes[..., : spec.window.size - 1] = 0
         return writes
 
-    monkeypatch.setattr(chunks.Stretch, "writes", cut)
+    monkeypatch.setattr(stretch.Stretch, "writes", cut)
     subject = preset_subject("omeganet")
     assert {judge(subject, law).status for law in ("forms", "cuts", "paper")} == {"broken"}
 
