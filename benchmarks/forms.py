@@ -196,10 +196,10 @@ def saved_for_backward(spec: MemorySpec, tokens: int) -> tuple[float, int]:
     return sum(storages.values()) / tokens, largest
 
 
-def report_saved(tokens: int = 4 * CHUNK) -> None:
+def report_saved(cases: list[str], tokens: int = 4 * CHUNK) -> None:
     print(f"\nsaved for backward by the parallel form, T = {tokens}, fp32")
     print(f"{'':16} {'per token':>12} {'largest tensor':>16} {'chunk x weights':>16} {'share':>7}")
-    for case in CASES:
+    for case in cases:
         spec = build(case)
         per_token, largest = saved_for_backward(spec, tokens)
         largest_weight = max(o * i for o, i in spec.fast_shapes.values())
@@ -236,8 +236,8 @@ def report_times(figures: list[Figure]) -> None:
 
 
 def report_scaling(figures: list[Figure]) -> None:
-    print("\nparallel time grows as T^p")
-    for case in CASES:
+    print("\nparallel time grows as T^p: forward, backward")
+    for case in dict.fromkeys(figure.case for figure in figures):
         exponents = (
             exponent([f for f in figures if (f.case, f.form, f.mode) == (case, "parallel", mode)])
             for mode in ("forward", "backward")
@@ -322,7 +322,7 @@ def main() -> None:
                         figures.append(in_fresh_process(job))
     report_times(figures)
     report_scaling(figures)
-    report_saved()
+    report_saved(limits.cases)
     save(limits.out, figures, machine)
 
 

@@ -222,10 +222,6 @@ def _init_project(
 ) -> dict[str, Tensor]:
     if project is None:
         return {}
-    if project > key_dim:
-        raise ValueError(
-            f"features project keys of {key_dim} to {project} dimensions, wanted fewer"
-        )
     gaussian = torch.randn(heads, key_dim, key_dim, generator=generator)
     return {"project": torch.linalg.qr(gaussian).Q[:, :project].contiguous()}
 

@@ -51,7 +51,8 @@ def check_gates(declared: Mapping[str, Gate], gates: Gates, sizes: Mapping[str, 
         if tuple(gates[name].shape) != wanted:
             raise ValueError(
                 f"gate {name} has shape {list(gates[name].shape)}, wanted {list(wanted)} for "
-                f"[B, T, H{', offsets' if gate.offsets else ''}]"
+                f"[B, T, H{', offsets' if gate.offsets else ''}]; make one value per token and head"
+                f"{' and offset of the window' if gate.offsets else ''}"
             )
 
 
@@ -62,7 +63,7 @@ def check_gate_values(
     for name, gate in declared.items():
         value = gates[name].detach()
         above = value >= gate.high if gate.open_end else value > gate.high
-        bad = (value < gate.low) | above | value.isnan()
+        bad = (value < gate.low) | above | value.isnan() | value.isposinf()
         if valid is not None:
             bad = bad & valid.reshape(*valid.shape, *[1] * (bad.dim() - 2))
         if bool(bad.any()):

@@ -13,7 +13,7 @@ from torch import Tensor
 from atlas_lm.memory import pairs, parallel, reference
 from atlas_lm.memory.architectures import dense
 from atlas_lm.memory.gates import check_gate_values, check_gates, head_major
-from atlas_lm.memory.packing import pack
+from atlas_lm.memory.packing import Packing, pack
 from atlas_lm.memory.spec import MemorySpec
 from atlas_lm.memory.state import MemoryState, check_state, initial_state
 from atlas_lm.memory.tokens import Tokens
@@ -97,6 +97,7 @@ def memorize(
         trace if asked for. The result does not depend on how a stream is cut into calls, nor on
         grad mode.
 
+    >>> from atlas_lm import presets
     >>> spec = presets.build("deltanet", heads=1, key_dim=8, value_dim=8)
     >>> k, v = torch.randn(1, 4, 1, 8), torch.randn(1, 4, 1, 8)
     >>> y, state = memorize(spec, spec.init_weights(), None, k, k, v, {"eta": torch.ones(1, 4, 1)})
@@ -104,14 +105,16 @@ def memorize(
     True
     """
     gates = {} if gates is None else gates
-    sizes = _check_inputs(spec, weights, q, k, v, gates, valid)
-    if check and not torch.compiler.is_compiling():
+    checking = not torch.compiler.is_compiling()  # run once eagerly to have inputs checked
+    if checking:
+        _check_inputs(spec, weights, q, k, v, gates, valid)
+    if checking and check:
         check_gate_values(spec.gates, gates, valid)
-    if cu_seqlens is not None:
-        packed = pack(cu_seqlens, sizes["B"], sizes["T"])
-        q, k, v = packed.spread(q), packed.spread(k), packed.spread(v)
-        gates = {name: packed.spread(gate) for name, gate in gates.items()}
-        valid = packed.valid if valid is None else packed.valid & packed.spread(valid)
+    packing = None if cu_seqlens is None else pack(cu_seqlens, q.shape[0], q.shape[1])
+    if packing is not None:
+        q, k, v = packing.spread(q), packing.spread(k), packing.spread(v)
+        gates = {name: packing.spread(gate) for name, gate in gates.items()}
+        valid = packing.valid if valid is None else packing.valid & packing.spread(valid)
     if valid is not None:  # whatever stands in padding, NaN too, must not reach a product
         q, k, v = _blank(q, valid), _blank(k, valid), _blank(v, valid)
         gates = {name: _blank(gate, valid) for name, gate in gates.items()}
@@ -119,7 +122,8 @@ def memorize(
     fresh, dtype, out_dtype = state is None, _inner_dtype(q, k, v), q.dtype
     if state is None:
         state = initial_state(spec, weights, q.shape[0], dtype=dtype, device=q.device)
-    _check_state_fits(spec, state, q, dtype)
+    if checking:
+        _check_state_fits(spec, state, q, dtype)
     inner = {name: weight.to(dtype) for name, weight in weights.items()}
     heads = {name: head_major(gate.to(dtype)) for name, gate in gates.items()}
     q, k, v = (head_major(x.to(dtype)) for x in (q, k, v))
@@ -129,21 +133,13 @@ def memorize(
             y, state, norms = parallel.run(spec, inner, state, tokens, trace, fresh)
         else:
             y, state, norms = reference.run(spec, inner, state, tokens, trace)
-    state = state.map(
-        Tensor.contiguous
-    )  # a file keeps values, not strides, and strides move rounding
-
-    def outward(x: Tensor) -> Tensor:  # [B, H, T, ...] -> [B, T, H, ...], packed again if it was
-        x = x.transpose(1, 2)
-        return x if cu_seqlens is None else packed.join(x)
-
-    y = outward(y.to(out_dtype))
+    # a file keeps values, not strides, and strides alone can move the rounding
+    state = state.map(Tensor.contiguous)
+    y = _outward(y.to(out_dtype), packing)
     if not trace:
         return y, state
-    means = gate_means(tokens.gates, valid)
-    if cu_seqlens is not None:
-        means = {name: packed.join(mean) for name, mean in means.items()}
-    seen = {name: outward(norm) for name, norm in norms.items()}
+    means = {n: _outward(mean, packing) for n, mean in gate_means(tokens.gates, valid).items()}
+    seen = {n: _outward(norm, packing) for n, norm in norms.items()}
     return y, state, Trace(gates=means, **({"momentum_norm": None} | seen))  # type: ignore[arg-type]
 
 
@@ -197,7 +193,7 @@ def _check_inputs(
     v: Tensor,
     gates: Mapping[str, Tensor],
     valid: Tensor | None,
-) -> dict[str, int]:
+) -> None:
     sizes = check_shapes(
         {"q": (q, "B T H K"), "k": (k, "B T H K"), "v": (v, "B T H V")}
         | ({} if valid is None else {"valid": (valid, "B T")}),
@@ -217,13 +213,15 @@ def _check_inputs(
         raise ValueError(f"tensors are on {sorted(devices)}, wanted one device; move them together")
     check_gates(spec.gates, gates, sizes)
     _check_weights(spec, weights)
-    return sizes
 
 
 def _check_floats(tensors: Mapping[str, Tensor]) -> None:
     for name, tensor in tensors.items():
         if tensor.dtype not in FLOATS:
-            raise ValueError(f"{name} is {tensor.dtype}, wanted one of {[str(f) for f in FLOATS]}")
+            raise ValueError(
+                f"{name} is {tensor.dtype}, wanted one of {', '.join(map(str, FLOATS))}; "
+                f"cast it first, e.g. {name}.float()"
+            )
 
 
 def _check_weights(spec: MemorySpec, weights: Mapping[str, Tensor]) -> None:
@@ -254,6 +252,12 @@ def _check_state_fits(spec: MemorySpec, state: MemoryState, q: Tensor, dtype: to
 def _inner_dtype(*inputs: Tensor) -> torch.dtype:
     """Fast weights, momentum and scans live in fp32, or fp64 when the inputs do."""
     return torch.float64 if any(x.dtype == torch.float64 for x in inputs) else torch.float32
+
+
+def _outward(x: Tensor, packing: Packing | None) -> Tensor:
+    """[B, H, T, ...] -> [B, T, H, ...], joined again if the sequences came packed."""
+    x = x.transpose(1, 2)
+    return x if packing is None else packing.join(x)
 
 
 def _blank(x: Tensor, valid: Tensor) -> Tensor:

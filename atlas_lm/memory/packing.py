@@ -31,7 +31,7 @@ def pack(cu_seqlens: Tensor, batch: int, tokens: int) -> Packing:
     if len(ends) < 2 or ends[0] != 0 or ends[-1] != tokens or bool((lengths < 1).any()):
         raise ValueError(
             f"cu_seqlens is {ends or list(borders.shape)}, wanted rising borders 0, ..., {tokens}: one more "
-            "than there are sequences, none of them empty"
+            "than there are sequences, none of them empty; cumulate the lengths from 0"
         )
     place = torch.arange(int(lengths.max()), device=borders.device)
     valid = place < lengths.unsqueeze(1)

@@ -35,7 +35,7 @@ def build(name: str, *, heads: int, key_dim: int, value_dim: int, **changes: Any
     timing = {f: changes.pop(f) for f in ("chunk", "period", "after_retention") if f in changes}
     chunk = timing.get("chunk")
     base = changes.pop("timing", parts.pop("timing", Timing()))
-    if chunk is not None and "period" not in timing and base.period == base.chunk:
+    if chunk is not None and "period" not in timing and base.period == base.chunk > 1:
         timing["period"] = chunk  # once per chunk stays once per chunk
     record = {f: getattr(base, f) for f in ("chunk", "period", "after_retention")} | timing
     return MemorySpec(

@@ -79,7 +79,9 @@ class MemorySpec:
                 raise ValueError(f"{axis} is {part!r}, wanted one of {', '.join(kinds)}")
         for breaks, reason in ILLEGAL:
             if breaks(self):
-                raise ValueError(f"this combination cannot be: {reason}")
+                got = ", ".join(str(getattr(self, axis)) for axis in PARTS)
+                sizes = f"key_dim {self.key_dim}, value_dim {self.value_dim}"
+                raise ValueError(f"this combination cannot be ({sizes}, {got}): {reason}")
 
     @property
     def feature_dim(self) -> int:
@@ -305,5 +307,9 @@ ILLEGAL: tuple[tuple[Callable[[MemorySpec], bool], str], ...] = (
         lambda s: isinstance(s.retention, Renormalise) and isinstance(s.architecture, Matrix),
         "renormalise returns each row to its initial length, and a matrix memory starts at zero; use a "
         "deep memory, or decay",
+    ),
+    (
+        lambda s: (getattr(s.features, "project", None) or 0) > s.key_dim,
+        "features project the key to more dimensions than it has; make project at most key_dim, or None",
     ),
 )

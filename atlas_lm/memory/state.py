@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from torch.utils import _pytree as pytree
 
 from atlas_lm.memory.spec import MemorySpec
@@ -51,12 +52,15 @@ class MemoryState:
     def to(self, *args: Any, **kwargs: Any) -> "MemoryState":
         """Move or cast like Tensor.to; the position stays int64."""
         moved = self.map(lambda tensor: tensor.to(*args, **kwargs))
-        return replace(moved, position=moved.position.to(torch.int64))
+        return replace(moved, position=self.position.to(moved.position.device))
 
     def where(self, rows: Tensor, other: "MemoryState") -> "MemoryState":
         """This state in the rows that are True, the other one elsewhere. rows: [B] bool"""
 
         def choose(mine: Tensor, theirs: Tensor) -> Tensor:
+            if self.spec.keeps_pairs and mine.dim() == 4:  # streams of different length
+                slots = max(mine.shape[2], theirs.shape[2])
+                mine, theirs = (pad(one, (0, 0, 0, slots - one.shape[2])) for one in (mine, theirs))
             return torch.where(rows.reshape(-1, *[1] * (mine.dim() - 1)), mine, theirs)
 
         return pytree.tree_map(choose, self, other)
@@ -69,6 +73,10 @@ class MemoryState:
     @classmethod
     def from_leaves(cls, spec: MemorySpec, leaves: dict[str, Tensor]) -> "MemoryState":
         """The inverse of `leaves`. Refuses names that no state has."""
+        if "position" not in leaves:
+            raise ValueError(
+                f"state has tensors {sorted(leaves)} and no position; pass all that `leaves` gave"
+            )
         groups: dict[str, dict[str, Tensor]] = {name: {} for name in GROUPS}
         for name, tensor in leaves.items():
             group, _, key = name.partition(".")

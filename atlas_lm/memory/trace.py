@@ -25,13 +25,12 @@ def total_norm(norms: list[Tensor]) -> Tensor:
 
 
 def gate_means(gates: dict[str, Tensor], valid: Tensor | None) -> dict[str, Tensor]:
-    """gates: [B, H, T(, offsets)] -> [B, T, H], zero at invalid tokens."""
+    """gates: [B, H, T(, offsets)] -> [B, H, T], zero at invalid tokens."""
     means = {}
     for name, gate in gates.items():
         gate = gate.detach()
         mean = gate.mean(-1) if gate.dim() == 4 else gate
         if name == "log_alpha":
             name, mean = "alpha", mean.exp()
-        mean = mean.transpose(1, 2)
-        means[name] = mean if valid is None else mean * valid.unsqueeze(-1)
+        means[name] = mean if valid is None else mean * valid.unsqueeze(1)
     return means

@@ -66,10 +66,12 @@ def test_gpu_equals_cpu(name: str, form: str) -> None:
 def test_low_precision_inputs_at_real_sizes(name: str, dtype: torch.dtype) -> None:
     spec = presets.build(name, heads=4, key_dim=64, value_dim=64)
     weights = {n: w.cuda().requires_grad_() for n, w in spec.init_weights().items()}
-    q, k, v = (torch.randn(2, 300, 4, 64, device="cuda", dtype=dtype) for _ in range(3))
+    q, k, v = (
+        torch.randn(2, 300, 4, 64, device="cuda", dtype=dtype, requires_grad=True) for _ in range(3)
+    )
     gates = default_gates(spec, 2, 300, dtype=dtype, device="cuda")
     y, state = memorize(spec, weights, None, q, k, v, gates)
     y.float().square().mean().backward()
     assert y.dtype == dtype and y.isfinite().all()
     assert all(t.dtype == torch.float32 for n, t in state.leaves().items() if n != "position")
-    assert all(w.grad is None or w.grad.isfinite().all() for w in weights.values())
+    assert all(x.grad is None or x.grad.isfinite().all() for x in (q, k, v, *weights.values()))

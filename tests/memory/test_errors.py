@@ -13,7 +13,9 @@ from atlas_lm.memory.windows import Window
 from tests.builders import random_gates, random_inputs, random_weights, small_spec
 
 BATCH, TOKENS = 2, 7
-REMEDY = r"\b(pass|use|make|call|add|drop|squash|move|cast|choose|pack|must be|laid out)\b|or '"
+REMEDY = (
+    r"\b(pass|use|make|call|add|drop|squash|move|cast|choose|pack|cumulate|must be|laid out)\b|or '"
+)
 
 
 class Call:

@@ -33,9 +33,15 @@ def poly_features(x: Tensor, amplitudes: Tensor, degree: int) -> Tensor:
     return phi
 
 
-@functools.lru_cache(maxsize=64)
+@torch.compiler.assume_constant_result
 def _table(size: int, degree: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Columns of [1, x] to multiply [degree, F], the degree of each monomial [F], sqrt(multinomial) [F]."""
+    """Columns of [1, x] to multiply [degree, F], degree of each monomial [F], sqrt(multinomial) [F]."""
+    with torch.inference_mode(False):  # kept for later calls, which may want gradients
+        return _make_table(size, degree)
+
+
+@functools.lru_cache(maxsize=64)
+def _make_table(size: int, degree: int) -> tuple[Tensor, Tensor, Tensor]:
     chosen = list(itertools.combinations_with_replacement(range(size + 1), degree))
     degrees = [sum(index > 0 for index in monomial) for monomial in chosen]
     roots = []
