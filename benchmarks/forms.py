@@ -130,7 +130,8 @@ def measure(job: Job) -> Figure:
     spec = build(job.case)
     for _ in range(2):
         run(spec, draw(spec, CHUNK + 1), job.form, job.mode)
-    drawn, baseline, times = draw(spec, job.tokens), peak_mib(), []
+    drawn, baseline = draw(spec, job.tokens), peak_mib()
+    times: list[float] = []
     while len(times) < job.runs and not (len(times) > 1 and sum(times) > LONG_ENOUGH):
         begin = time.perf_counter()
         run(spec, drawn, job.form, job.mode)

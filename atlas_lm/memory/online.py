@@ -20,8 +20,8 @@ WEIGHT = "w0"  # the one fast weight of a matrix memory
 
 
 def tile_size(spec: MemorySpec) -> int:
-    """Tokens per tile, so that a tile has about 64 unknown errors. Never changes results."""
-    return max(1, 64 // spec.window.size)
+    """Tokens per tile, so that a tile has about 128 unknown errors. Never changes results."""
+    return max(1, 128 // spec.window.size)
 
 
 def online(

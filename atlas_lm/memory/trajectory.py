@@ -32,11 +32,14 @@ class Trajectory:
 
     def end(self) -> Tensor:
         """M at the last token, [B, H, O, I]."""
-        return self.at([-1]).squeeze(2)
+        return self._dense(self.coefficients[:, :, -1:]).squeeze(2)
 
     def at(self, tokens: list[int]) -> Tensor:
         """M at some tokens, [B, H, n, O, I]."""
-        c = self.coefficients[:, :, tokens]  # [B, H, n, DENSE + terms]
+        return self._dense(self.coefficients[:, :, tokens])
+
+    def _dense(self, c: Tensor) -> Tensor:
+        """The matrices that some rows of coefficients stand for. c: [B, H, n, DENSE + terms]"""
         matrix = (c[..., DENSE:, None] * self.left.unsqueeze(2)).mT @ self.right.unsqueeze(2)
         for r, base in enumerate(self.bases):
             if base is not None:
