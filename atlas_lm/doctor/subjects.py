@@ -125,7 +125,7 @@ GATE_RANGES = {
 
 def preset_subject(name: str) -> RuleSubject:
     """A preset in examination sizes: small chunks and windows, so that a short stream crosses many."""
-    full = presets.build(name, heads=2, key_dim=4, value_dim=4)
+    full = presets.build(name, heads=2, key_dim=16, value_dim=16)
     changes: dict[str, Any] = {}
     if full.window.size > 1:
         changes["window"] = type(full.window)(size=5, gate=full.window.gate)

@@ -35,6 +35,10 @@ class Descent:
         """eta_t. energy: |phi(k_t)|^2 [B, H, ...]"""
         return gates["eta"] if self.step is None else torch.full_like(energy, self.step)
 
+    def at_border(self, momentum: Tensor) -> Tensor:
+        """S as a new chunk finds it."""
+        return momentum
+
     def carry(self, gates: Gates, first: Tensor) -> Tensor | None:
         """theta_t. first: bool, this token opens a Newton-Schulz period"""
         return None
@@ -73,6 +77,9 @@ class Momentum(Descent):
 
     def gates(self) -> tuple[Gate, ...]:
         return (*super().gates(), THETA)
+
+    def at_border(self, momentum: Tensor) -> Tensor:
+        return momentum.detach() if self.truncate else momentum
 
     def carry(self, gates: Gates, first: Tensor) -> Tensor | None:
         return gates["theta"]

@@ -61,8 +61,8 @@ def run(
         if not spec.online:
             border = _border(spec, grid, chunk, state.position)
             anchor = _select(border, memory, anchor)
-            if getattr(spec.optimizer, "truncate", False):
-                momentum = _select(border, {n: s.detach() for n, s in momentum.items()}, momentum)
+            cut = {n: spec.optimizer.at_border(s) for n, s in momentum.items()}
+            momentum = _select(border, cut, momentum)
         passage = step(
             spec, weights, memory, memory if spec.online else anchor, momentum, stretch, trace
         )

@@ -12,7 +12,7 @@ from atlas_lm.memory.features import Exponential, Identity, Polynomial, Taylor, 
 from atlas_lm.memory.objectives import L2, Dot, Huber
 from atlas_lm.memory.optimizers import Descent, ImplicitDescent, Momentum, Muon
 from atlas_lm.memory.retention import Decay, Keep, Renormalise
-from atlas_lm.memory.spec import MemorySpec, Timing
+from atlas_lm.memory.spec import MemorySpec, Timing, retime
 from atlas_lm.memory.windows import Window
 
 CHUNK = 64  # tokens that share an anchor in the deep presets
@@ -31,20 +31,9 @@ def build(name: str, *, heads: int, key_dim: int, value_dim: int, **changes: Any
     """
     if name not in PRESETS:
         raise ValueError(f"preset is {name!r}, wanted one of {', '.join(PRESETS)}")
-    parts = PRESETS[name]()
-    timing = {f: changes.pop(f) for f in ("chunk", "period", "after_retention") if f in changes}
-    chunk = timing.get("chunk")
-    base = changes.pop("timing", parts.pop("timing", Timing()))
-    if chunk is not None and "period" not in timing and base.period == base.chunk > 1:
-        timing["period"] = chunk  # once per chunk stays once per chunk
-    record = {f: getattr(base, f) for f in ("chunk", "period", "after_retention")} | timing
-    return MemorySpec(
-        heads=heads,
-        key_dim=key_dim,
-        value_dim=value_dim,
-        timing=Timing(**record),
-        **(parts | changes),
-    )
+    parts = PRESETS[name]() | changes
+    timing, parts = retime(parts.pop("timing", Timing()), parts)
+    return MemorySpec(heads=heads, key_dim=key_dim, value_dim=value_dim, timing=timing, **parts)
 
 
 def preset(function: Callable[[], Parts]) -> Callable[[], Parts]:

@@ -99,10 +99,8 @@ def turn(spec: MemorySpec, state: MemoryState) -> tuple[dict[str, Tensor], dict[
     """On a chunk border the anchor becomes the memory, and a truncated momentum loses its history."""
     border = (state.position % spec.timing.chunk == 0)[:, None, None, None]
     anchor = {n: torch.where(border, state.memory[n], a) for n, a in state.anchor.items()}
-    momentum = state.momentum
-    if getattr(spec.optimizer, "truncate", False):
-        momentum = {n: torch.where(border, s.detach(), s) for n, s in momentum.items()}
-    return anchor, momentum
+    cut = spec.optimizer.at_border
+    return anchor, {n: torch.where(border, cut(s), s) for n, s in state.momentum.items()}
 
 
 def present(spec: MemorySpec, position: Tensor) -> Tensor:

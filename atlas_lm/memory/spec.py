@@ -143,11 +143,8 @@ class MemorySpec:
 
     def replace(self, **changes: Any) -> "MemorySpec":
         """A spec with some parts exchanged; chunk, period and after_retention reach into timing."""
-        inner = {f.name for f in dataclasses.fields(Timing)}
-        timing = {name: changes.pop(name) for name in list(changes) if name in inner}
-        if timing:
-            changes["timing"] = dataclasses.replace(changes.get("timing", self.timing), **timing)
-        return dataclasses.replace(self, **changes)
+        timing, rest = retime(changes.pop("timing", self.timing), changes)
+        return dataclasses.replace(self, timing=timing, **rest)
 
     def to_dict(self) -> dict[str, Any]:
         record: dict[str, Any] = {
@@ -192,6 +189,19 @@ class MemorySpec:
             if mine.get(name) != theirs.get(name):
                 return f"{name} is {mine.get(name)!r} and {theirs.get(name)!r}"
         return None
+
+
+def retime(timing: Timing, changes: Mapping[str, Any]) -> tuple[Timing, dict[str, Any]]:
+    """A timing with those of the changes that concern it, and the changes that do not.
+
+    A period that spans the chunk follows it, unless it is changed itself.
+    """
+    names = {f.name for f in dataclasses.fields(Timing)}
+    mine = {name: value for name, value in changes.items() if name in names}
+    if "chunk" in mine and timing.period == timing.chunk > 1:
+        mine = {"period": mine["chunk"]} | mine
+    rest = {name: value for name, value in changes.items() if name not in names}
+    return dataclasses.replace(timing, **mine), rest
 
 
 def _kinds(*parts: type) -> dict[str, type]:
@@ -311,5 +321,10 @@ ILLEGAL: tuple[tuple[Callable[[MemorySpec], bool], str], ...] = (
     (
         lambda s: (getattr(s.features, "project", None) or 0) > s.key_dim,
         "features project the key to more dimensions than it has; make project at most key_dim, or None",
+    ),
+    (
+        lambda s: isinstance(s.optimizer, Momentum) and s.optimizer.truncate and s.online,
+        "truncate cuts the gradient through the momentum at chunk borders, and the online rule has "
+        "a border at every token; use a chunk, or truncate False",
     ),
 )

@@ -44,7 +44,7 @@ HAND_MADE = {
     "window": dict(window=Window(size=3, gate="pair")),
     "descent": dict(optimizer=Descent(step=0.5)),
     "implicit_descent": dict(optimizer=ImplicitDescent()),
-    "momentum": dict(optimizer=Momentum(truncate=True)),
+    "momentum": dict(optimizer=Momentum(truncate=True), timing=Timing(chunk=4)),
     "muon": dict(optimizer=Muon(steps=3, schedule="cubic", eps=0.1, carry_per="period")),
     "keep": dict(retention=Keep()),
     "decay": dict(retention=Decay()),
@@ -110,6 +110,8 @@ SURROUNDINGS = {
     Exponential: KEPT | dict(objective=Dot()),
     Renormalise: dict(architecture=MLP()),
     Timing: dict(optimizer=Muon()),
+    Momentum: dict(timing=Timing(chunk=4)),
+    Muon: dict(timing=Timing(chunk=4)),
 }
 
 
@@ -214,6 +216,7 @@ BROKEN = [
         "make chunk a multiple of period",
     ),
     (dict(retention=Renormalise()), "starts at zero", "use a deep memory, or decay"),
+    (dict(optimizer=Momentum(truncate=True)), "a border at every token", "use a chunk"),
 ]
 
 
