@@ -12,7 +12,7 @@ from atlas_lm.memory.stretch import Pace, Stretch
 from atlas_lm.memory.trajectory import Trajectory
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Jumps:
     """A memory that jumps at a few tokens of the chunk and only fades between them (Muon).
 

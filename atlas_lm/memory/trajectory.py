@@ -13,7 +13,7 @@ from atlas_lm.memory.stretch import Pace
 from atlas_lm.memory.trace import total_norm
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Trajectory:
     """M_t = sum_r coefficients[t, r] bases_r + sum_i coefficients[t, 3 + i] left_i right_i^T."""
 
