@@ -107,31 +107,42 @@ def initial_state(
     device: where the state lives; by default where the weights are.
     """
     device = device or next((w.device for w in weights.values()), "cpu")
+    shapes = state_shapes(spec, batch)
 
-    def empty(*shape: int) -> Tensor:
-        return torch.zeros(batch, spec.heads, *shape, dtype=dtype, device=device)
+    def zeros(group: str) -> dict[str, Tensor]:
+        return {n: torch.zeros(s, dtype=dtype, device=device) for n, s in shapes[group].items()}
 
-    memory = {
-        name: weights[f"memory.{name}"].to(device, dtype).expand(batch, -1, -1, -1)
-        for name in spec.fast_shapes
-    }
-    if spec.keeps_pairs:
-        memory = {
-            "keys": empty(0, spec.key_dim),
-            "coefficients": empty(0, coefficient_width(spec)),
-        }
-    pairs = spec.window.size - 1
-    window = {"k": empty(pairs, spec.key_dim), "v": empty(pairs, spec.value_dim)}
-    window |= {name: empty(pairs) for name in spec.pair_gates}
-    momentum = spec.optimizer.has_momentum
+    start = initial_memory(spec, weights)
+    memory = {n: w.to(device, dtype).expand(batch, -1, -1, -1) for n, w in start.items()}
+    memory = zeros("memory") if spec.keeps_pairs else memory
     return MemoryState(
         spec=spec,
         memory=memory,
-        anchor={} if spec.online else dict(memory),
-        momentum={name: torch.zeros_like(w) for name, w in memory.items()} if momentum else {},
-        window=window,
+        anchor={n: memory[n] for n in shapes["anchor"]},
+        momentum=zeros("momentum"),
+        window=zeros("window"),
         position=torch.zeros(batch, dtype=torch.int64, device=device),
     )
+
+
+def state_shapes(spec: MemorySpec, batch: int) -> dict[str, dict[str, tuple[int, ...]]]:
+    """The shape of every tensor of a state, by group and name; kept pairs start with none."""
+    rows = (batch, spec.heads)
+    memory = {name: (*rows, *shape) for name, shape in spec.fast_shapes.items()}
+    if spec.keeps_pairs:
+        normalise = getattr(spec.features, "normalise", False)
+        width = spec.value_dim + int(normalise)  # one more column: the weight of the pair itself
+        memory = {"keys": (*rows, 0, spec.key_dim), "coefficients": (*rows, 0, width)}
+    pairs = spec.window.size - 1
+    window: dict[str, tuple[int, ...]] = {"k": (*rows, pairs, spec.key_dim)}
+    window |= {"v": (*rows, pairs, spec.value_dim)}
+    window |= dict.fromkeys(spec.pair_gates, (*rows, pairs))
+    return {
+        "memory": dict(memory),
+        "anchor": {} if spec.online else dict(memory),
+        "momentum": dict(memory) if spec.optimizer.has_momentum else {},
+        "window": window,
+    }
 
 
 def initial_memory(spec: MemorySpec, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -139,38 +150,32 @@ def initial_memory(spec: MemorySpec, weights: Mapping[str, Tensor]) -> dict[str,
     return {name: weights[f"memory.{name}"].unsqueeze(0) for name in spec.fast_shapes}
 
 
-def coefficient_width(spec: MemorySpec) -> int:
-    """Kept pairs with a normalised read carry one more column: the weight of the pair itself."""
-    return spec.value_dim + int(getattr(spec.features, "normalise", False))
-
-
 def check_state(spec: MemorySpec, state: MemoryState, batch: int | None = None) -> None:
     """Refuse a state of another spec, another batch or with tensors of the wrong shape."""
-    difference = spec.difference(state.spec)
+    difference = None if spec == state.spec else spec.difference(state.spec)
     if difference:
         raise ValueError(
             f"the state belongs to another spec: {difference} (this spec, the state's); "
             "pass the spec that the state was made with"
         )
     batch = state.batch if batch is None else batch
-    fast = {
-        f"memory.{n}": torch.empty(spec.heads, *s, device="meta")
-        for n, s in spec.fast_shapes.items()
-    }
-    got, wanted = state.leaves(), initial_state(spec, fast, batch, device="meta").leaves()
+    shapes = state_shapes(spec, batch)
+    wanted = {f"{group}.{n}": shape for group in GROUPS for n, shape in shapes[group].items()}
+    wanted["position"] = (batch,)
+    got = state.leaves()
     if got.keys() != wanted.keys():
         raise ValueError(
             f"the state has tensors {sorted(got)}, wanted {sorted(wanted)}; "
             "make it with initial_state or take the one that memorize returned"
         )
-    for name, tensor in wanted.items():
-        shape, have = list(tensor.shape), list(got[name].shape)
+    for name, shape in wanted.items():
+        have = tuple(got[name].shape)
         if spec.keeps_pairs and name.startswith("memory."):
-            shape[2] = have[2]  # grows with the stream
+            shape = (*shape[:2], have[2], shape[3]) if len(have) == 4 else shape  # grows
         if have != shape:
             raise ValueError(
-                f"state tensor {name} has shape {have}, wanted {shape}; the batch must be the one that "
-                "the state was made for, one row per sequence"
+                f"state tensor {name} has shape {list(have)}, wanted {list(shape)}; the batch must be "
+                "the one that the state was made for, one row per sequence"
             )
     if state.position.dtype != torch.int64:
         raise ValueError(
