@@ -54,16 +54,13 @@ def write_and_read(
     spec: MemorySpec, weights: Mapping[str, Tensor], state: MemoryState, token: Tokens
 ) -> tuple[Tensor, MemoryState, dict[str, Tensor]]:
     """One token of the Omega rule on coefficients: w_i -= eta_t gamma_{t,t-i} e_{t,t-i}."""
-    size, slots = (
-        spec.window.size,
-        torch.arange(state.memory["keys"].shape[2], device=token.q.device),
-    )
+    device = token.q.device
     fields = token.pair_fields(spec.pair_gates)
     window = {n: torch.cat([state.window[n], f.unsqueeze(2)], dim=2) for n, f in fields.items()}
     x = spec.features(window["k"], weights)  # [B, H, c, K]
-    places = state.position.unsqueeze(1) - torch.arange(
-        size - 1, -1, -1, device=slots.device
-    )  # [B, c]
+    age = torch.arange(spec.window.size - 1, -1, -1, device=device)
+    places = state.position.unsqueeze(1) - age  # the slot of each pair of the window, [B, c]
+    slots = torch.arange(state.memory["keys"].shape[2], device=device)
     here = (places.unsqueeze(2) == slots).unsqueeze(1)  # [B, 1, c, n]
 
     keys = torch.where(here[:, :, -1, :, None], x[:, :, -1:], state.memory["keys"])
@@ -118,11 +115,9 @@ def tile(
     seen = torch.arange(keys.shape[2], device=keys.device) <= own.unsqueeze(2)
     logits = _kernel(spec).logits(stretch.q, keys)
     logits = torch.where(seen.unsqueeze(1), logits, -torch.inf)
-    written = torch.arange(tokens, device=keys.device).repeat_interleave(size)
-    fresh = _kernel(spec).logits(stretch.q, kept)
-    fresh = torch.where(
-        written <= torch.arange(tokens, device=keys.device).unsqueeze(1), fresh, -torch.inf
-    )
+    token = torch.arange(tokens, device=keys.device)
+    written = token.repeat_interleave(size) <= token.unsqueeze(1)  # [T, T*c]
+    fresh = torch.where(written, _kernel(spec).logits(stretch.q, kept), -torch.inf)
     height = _height(spec, logits)
     y = (logits - height).exp() @ coefficients + (mix * (fresh - height).exp()) @ error
 
@@ -130,11 +125,10 @@ def tile(
     change = error.new_zeros(shape).index_add(2, rows, mix[:, :, -1, :, None] * error)
     index = index.expand(shape)
     after = {"keys": keys, "coefficients": coefficients.scatter_add(2, index, change)}
-    norms = (
-        _norms(spec, coefficients.gather(2, index), coefficients, writes, mix, error, rows)
-        if trace
-        else {}
-    )
+    norms = {}
+    if trace:
+        here = coefficients.gather(2, index)
+        norms = _norms(spec, here, coefficients, writes, mix, error, rows)
     return _finish(spec, y), after, norms
 
 
