@@ -19,14 +19,10 @@ def demo(
 
         atlas demo --out demo_output
     """
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        typer.echo(
-            "atlas demo draws with matplotlib; install it with: pip install 'atlas-lm[demo]'",
-            err=True,
-        )
-        raise typer.Exit(2) from error
     from atlas_lm.demo import run_demo
 
-    run_demo(out, quick=quick, seed=seed)
+    try:
+        run_demo(out, quick=quick, seed=seed)
+    except ModuleNotFoundError as missing:  # it says what to install
+        typer.echo(f"atlas demo: {missing}", err=True)
+        raise typer.Exit(2) from missing
