@@ -5,28 +5,12 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
+from atlas_lm.doctor.subjects import draw_gates
+from atlas_lm.doctor.subjects import small_spec as small_spec
 from atlas_lm.memory import MemorySpec, presets
-from atlas_lm.memory.features import Polynomial, Taylor
-from atlas_lm.memory.windows import Window
 
 NAMES = tuple(presets.PRESETS)
-HEADS, KEY, VALUE = 2, 4, 4
-
-
-def small_spec(name: str, **changes) -> MemorySpec:
-    """The preset in toy sizes: window 5, chunk 6, period 3, ten features of a projected key."""
-    parts, small = presets.PRESETS[name](), {}
-    if "window" in parts and parts["window"].size > 1:
-        small["window"] = Window(size=5, gate="offset")
-    if isinstance(parts["features"], Polynomial | Taylor):
-        small["features"] = type(parts["features"])(degree=2, project=3)
-    timing = parts.get("timing")
-    if timing and timing.chunk > 1:
-        small["chunk"] = 6
-    if timing and 1 < timing.period < timing.chunk:
-        small["period"] = 3
-    sizes = dict(heads=HEADS, key_dim=KEY, value_dim=VALUE)
-    return presets.build(name, **(sizes | small | changes))
+HEADS, KEY = 2, 4  # of small_spec
 
 
 def seeded(seed: int) -> torch.Generator:
@@ -37,20 +21,7 @@ def random_gates(
     spec: MemorySpec, batch: int, tokens: int, *, dtype=torch.float64, seed: int = 1
 ) -> dict[str, Tensor]:
     """Legal gates well inside their range, by name."""
-    generator = seeded(seed)
-    ranges = dict(
-        eta=(0.05, 0.35),
-        log_alpha=(-0.2, 0.0),
-        theta=(0.2, 0.8),
-        gamma=(0.1, 0.6),
-        delta=(0.3, 1.3),
-    )
-    gates = {}
-    for name, gate in spec.gates.items():
-        low, high = ranges[name]
-        unit = torch.rand(gate.shape(batch, tokens, spec.heads), generator=generator, dtype=dtype)
-        gates[name] = low + (high - low) * unit
-    return gates
+    return draw_gates(spec, batch, tokens, seeded(seed), dtype)
 
 
 def random_inputs(

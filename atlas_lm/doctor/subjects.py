@@ -75,12 +75,7 @@ class RuleSubject:
 
         x = {"q": draw(spec.heads, spec.key_dim), "k": draw(spec.heads, spec.key_dim)}
         x["v"] = draw(spec.heads, spec.value_dim)
-        for name, gate in spec.gates.items():
-            low, high = GATE_RANGES[name]
-            shape = gate.shape(batch, tokens, spec.heads)
-            draws = torch.rand(shape, generator=generator, dtype=self.dtype)
-            x[name] = low + (high - low) * draws
-        return x
+        return x | draw_gates(spec, batch, tokens, generator, self.dtype)
 
     def weights(self) -> dict[str, Tensor]:
         return {name: w for name, w in self.outer.items() if w.requires_grad}
@@ -114,7 +109,7 @@ class RuleSubject:
         return contextlib.nullcontext()
 
 
-GATE_RANGES = {
+GATE_RANGES = {  # legal values well inside the range of each gate
     "eta": (0.05, 0.35),
     "log_alpha": (-0.2, 0.0),
     "theta": (0.2, 0.8),
@@ -123,19 +118,35 @@ GATE_RANGES = {
 }
 
 
-def preset_subject(name: str) -> RuleSubject:
+def draw_gates(
+    spec: MemorySpec, batch: int, tokens: int, generator: torch.Generator, dtype: torch.dtype
+) -> dict[str, Tensor]:
+    """Random gates of a spec, by name."""
+    gates = {}
+    for name, gate in spec.gates.items():
+        low, high = GATE_RANGES[name]
+        draws = torch.rand(gate.shape(batch, tokens, spec.heads), generator=generator, dtype=dtype)
+        gates[name] = low + (high - low) * draws
+    return gates
+
+
+def small_spec(name: str, **changes: Any) -> MemorySpec:
     """A preset in examination sizes: small chunks and windows, so that a short stream crosses many."""
     full = presets.build(name, heads=2, key_dim=16, value_dim=16)
-    changes: dict[str, Any] = {}
+    small: dict[str, Any] = {"heads": 2, "key_dim": 4, "value_dim": 4}
     if full.window.size > 1:
-        changes["window"] = type(full.window)(size=5, gate=full.window.gate)
+        small["window"] = type(full.window)(size=5, gate=full.window.gate)
     if isinstance(full.features, Polynomial | Taylor):
-        changes["features"] = type(full.features)(degree=full.features.degree, project=3)
+        small["features"] = type(full.features)(degree=full.features.degree, project=3)
     if full.timing.chunk > 1:
-        changes["chunk"] = 6
-        changes["period"] = 1 if full.timing.period == 1 else 3 if full.timing.period < 64 else 6
-    spec = presets.build(name, heads=2, key_dim=4, value_dim=4, **changes)
-    return RuleSubject(name=name, spec=spec)
+        small["chunk"] = 6
+    if 1 < full.timing.period < full.timing.chunk:
+        small["period"] = 3
+    return presets.build(name, **(small | changes))
+
+
+def preset_subject(name: str) -> RuleSubject:
+    return RuleSubject(name=name, spec=small_spec(name))
 
 
 @dataclass
