@@ -10,18 +10,16 @@ from torch.utils import _pytree as pytree
 FLOOR = 1e-6  # tensors this much smaller than the largest are measured against the largest
 
 
-def distance(got: Mapping[str, Tensor | None], truth: Mapping[str, Tensor | None]) -> float:
+def distance(got: Mapping[str, Tensor], truth: Mapping[str, Tensor]) -> float:
     """The largest relative error over the named tensors: max |got - truth| / max |truth|, per tensor."""
     if got.keys() != truth.keys():
         raise ValueError(f"tensors are {sorted(got)}, wanted {sorted(truth)}")
-    sizes = [t.detach().abs().max().item() for t in truth.values() if t is not None and t.numel()]
+    sizes = [t.detach().abs().max().item() for t in truth.values() if t.numel()]
     floor = FLOOR * max(sizes, default=0.0)
     worst = 0.0
     for name, wanted in truth.items():
         have = got[name]
-        if wanted is None and have is None:
-            continue
-        if wanted is None or have is None or have.shape != wanted.shape:
+        if have.shape != wanted.shape:
             return float("inf")
         if not wanted.numel():
             continue
@@ -54,13 +52,13 @@ def weighted_sum(tensors: Iterable[Tensor]) -> Tensor:
 
 def with_gradients(
     compute: Callable[[], Mapping[str, Tensor]], wanted: Mapping[str, Tensor]
-) -> dict[str, Tensor | None]:
+) -> dict[str, Tensor]:
     """The outputs of a computation, and the gradient of their weighted sum in each wanted leaf."""
     outputs = compute()
     gradients = torch.autograd.grad(
-        weighted_sum(outputs.values()), list(wanted.values()), allow_unused=True
+        weighted_sum(outputs.values()), list(wanted.values()), materialize_grads=True
     )
-    found: dict[str, Tensor | None] = {f"out.{n}": t for n, t in outputs.items()}
+    found = {f"out.{n}": t for n, t in outputs.items()}
     return found | {f"grad.{n}": g for n, g in zip(wanted, gradients, strict=True)}
 
 

@@ -127,6 +127,8 @@ def draw_gates(
         low, high = GATE_RANGES[name]
         draws = torch.rand(gate.shape(batch, tokens, spec.heads), generator=generator, dtype=dtype)
         gates[name] = low + (high - low) * draws
+    if "gamma" in gates:  # a long window at these steps would diverge
+        gates["gamma"] = gates["gamma"] * min(1.0, 5 / spec.window.size)
     return gates
 
 

@@ -1,4 +1,7 @@
-"""Sequences packed end to end in one row, and the same sequences one per row."""
+"""Sequences packed end to end in one row, and the same sequences one per row.
+
+In rows every sequence is as long as the longest, so lengths that differ much cost accordingly.
+"""
 
 from dataclasses import dataclass
 
