@@ -20,14 +20,10 @@ class MemoryState:
     """
 
     spec: MemorySpec  # the rule it belongs to; no tensor
-    memory: dict[
-        str, Tensor
-    ]  # fast weights [B, H, O, I]; kept pairs: keys and coefficients [B, H, n, .]
+    memory: dict[str, Tensor]  # fast weights [B, H, O, I]; kept pairs [B, H, n, .]
     anchor: dict[str, Tensor]  # the memory at the last chunk border; empty for online rules
     momentum: dict[str, Tensor]  # S, shaped as the memory; empty for descent
-    window: dict[
-        str, Tensor
-    ]  # the last window.size - 1 pairs: k, v and the gates of pairs, oldest first
+    window: dict[str, Tensor]  # the last window.size - 1 pairs, oldest first: k, v, gates of pairs
     position: Tensor  # [B] int64, tokens written so far
 
     @property
@@ -112,13 +108,17 @@ def initial_state(
     def zeros(group: str) -> dict[str, Tensor]:
         return {n: torch.zeros(s, dtype=dtype, device=device) for n, s in shapes[group].items()}
 
-    start = initial_memory(spec, weights)
-    memory = {n: w.to(device, dtype).expand(batch, -1, -1, -1) for n, w in start.items()}
-    memory = zeros("memory") if spec.keeps_pairs else memory
+    def start(group: str) -> dict[str, Tensor]:
+        """Copies: a weight that is changed in place must not reach into a state, nor memory and
+        anchor into each other."""
+        weight = initial_memory(spec, weights)
+        rows = {n: weight[n].to(device, dtype).expand(shape) for n, shape in shapes[group].items()}
+        return {n: row.clone(memory_format=torch.contiguous_format) for n, row in rows.items()}
+
     return MemoryState(
         spec=spec,
-        memory=memory,
-        anchor={n: memory[n] for n in shapes["anchor"]},
+        memory=zeros("memory") if spec.keeps_pairs else start("memory"),
+        anchor=start("anchor"),
         momentum=zeros("momentum"),
         window=zeros("window"),
         position=torch.zeros(batch, dtype=torch.int64, device=device),

@@ -245,3 +245,28 @@ def test_initial_state_is_the_learned_memory_in_every_row():
         assert bool((state.momentum[name] == 0).all())
     assert state.window["k"].shape == (3, HEADS, spec.window.size - 1, KEY)
     assert state.position.tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("form", ["reference", "parallel"])
+def test_a_state_does_not_share_memory_with_the_weights(form):
+    """An optimizer that changes the weights in place must not reach into a stream that goes on."""
+    spec = small_spec("titans")
+    weights = random_weights(spec)
+    q, k, v = random_inputs(spec, 1, 3)  # one row, less than a chunk: the anchor is the start
+    _, state = memorize(spec, weights, None, q, k, v, random_gates(spec, 1, 3), form=form)
+    before = state.clone()
+    for weight in weights.values():
+        weight.zero_()
+    for name, tensor in state.leaves().items():
+        assert torch.equal(tensor, before.leaves()[name]), name
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("name", ["titans", "deltanet", "dot_pairs"])
+def test_an_initial_state_can_be_saved_as_it_is(name, batch, tmp_path):
+    spec = small_spec(name)
+    state = initial_state(spec, random_weights(spec), batch, dtype=torch.float64)
+    save_file(state.leaves(), tmp_path / "state.safetensors")
+    again = MemoryState.from_leaves(spec, load_file(tmp_path / "state.safetensors"))
+    for leaf_name, tensor in again.leaves().items():
+        assert torch.equal(tensor, state.leaves()[leaf_name])
