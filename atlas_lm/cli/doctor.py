@@ -84,14 +84,12 @@ def _examine(subjects: "list[Subject]") -> "list[Verdict]":
     from rich.console import Console
     from rich.progress import Progress
 
-    from atlas_lm.doctor import judge, laws_for
+    from atlas_lm.doctor import examine, laws_for
 
     verdicts = []
     with Progress(console=Console(stderr=True), transient=True) as progress:
         bar = progress.add_task("examining", total=sum(len(laws_for(one)) for one in subjects))
-        for subject in subjects:
-            for law in laws_for(subject):
-                progress.update(bar, description=f"{subject.name}: {law}")
-                verdicts.append(judge(subject, law))
-                progress.advance(bar)
+        for verdict in examine(subjects):
+            progress.update(bar, advance=1, description=f"{verdict.subject}: {verdict.law}")
+            verdicts.append(verdict)
     return verdicts

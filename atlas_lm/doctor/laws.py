@@ -52,7 +52,7 @@ def causality(subject: Subject) -> Finding:
         changed = {n: torch.cat([v[:, : t + 1], other[n][:, t + 1 :]], dim=1) for n, v in x.items()}
         z, _ = subject.run(changed)
         error = distance({"y": z[:, : t + 1]}, {"y": y[:, : t + 1]})
-        worst, where = (error, t) if not error <= worst else (worst, where)
+        worst, where = (error, t) if error > worst else (worst, where)
     note = f"outputs up to token {where} see what follows" if worst > 0 else ""
     return Finding(worst, _rounding(subject), note)
 
@@ -81,7 +81,7 @@ def cuts(subject: Subject) -> Finding | NotApplicable:
     for way in ways:
         pieces = with_gradients(lambda way=way: _in_pieces(subject, x, way), wanted)  # type: ignore[misc]
         error = distance(pieces, whole)
-        worst, where = (error, way) if not error <= worst else (worst, where)
+        worst, where = (error, way) if error > worst else (worst, where)
     note = f"worst cut: {where[0] if len(where) == 1 else 'token by token'}" if worst > 0 else ""
     return Finding(worst, _rounding(subject), note)
 
@@ -133,7 +133,7 @@ def modes(subject: Subject) -> Finding:
             with subject.training(training), mode():
                 y, _ = subject.run(x)
                 error = distance({"y": y.clone()}, {"y": truth.detach()})
-            if not error <= worst:
+            if error > worst:
                 worst, where = error, f"{'train' if training else 'eval'} under {name} differs"
     return Finding(worst, _rounding(subject), where)
 
@@ -155,7 +155,10 @@ def one_token(subject: Subject) -> Finding:
     y, _ = subject.run(x)
     changed = {n: torch.cat([other[n][:, :1], v[:, 1:]], dim=1) for n, v in x.items()}
     z, _ = subject.run(changed)
-    influence = (z - y)[:, 1:].detach().abs().flatten(2).amax(-1)[0] / y.detach().abs().max()
+    change, size = (z - y)[:, 1:].detach().abs().flatten(2).amax(-1)[0], y.detach().abs().max()
+    influence = (change / size).nan_to_num(
+        nan=0.0, posinf=0.0
+    )  # what is not a number shows nothing
     shows = (influence > INFLUENCE).nonzero()
     note = f"first shows at token {int(shows[0]) + 1}" if len(shows) else "never shows"
     return Finding(influence.max().item(), INFLUENCE, note, at_least=True)

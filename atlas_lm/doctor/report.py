@@ -1,5 +1,6 @@
 """Run laws on subjects, and say what was found: a table, or records for a script."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 
@@ -46,6 +47,7 @@ def judge(subject: Subject, name: str) -> Verdict:
 
 
 def examine(subjects: Iterable[Subject]) -> Iterator[Verdict]:
+    """Hold every subject to every law that applies to its kind, one verdict after the other."""
     for subject in subjects:
         for name in laws_for(subject):
             yield judge(subject, name)
@@ -56,7 +58,9 @@ def passed(verdicts: Iterable[Verdict]) -> bool:
 
 
 def as_records(verdicts: Iterable[Verdict]) -> list[dict[str, object]]:
-    return [asdict(verdict) for verdict in verdicts]
+    """For JSON, which has no infinity: a figure that is not finite becomes None, the status stays."""
+    records = [asdict(verdict) for verdict in verdicts]
+    return [r | ({} if math.isfinite(r["figure"] or 0) else {"figure": None}) for r in records]
 
 
 def as_table(verdicts: list[Verdict], width: int = 160) -> RenderableType:
@@ -108,7 +112,7 @@ def _cell(verdict: Verdict) -> Text:
         return Text("error", style="bold red")
     figure = verdict.figure
     assert figure is not None
-    text = "0" if figure == 0 else f"{figure:.0e}" if figure != int(figure) else f"{figure:g}"
+    text = f"{figure:g}" if math.isinf(figure) or figure == int(figure) else f"{figure:.0e}"
     return Text(text, style="green" if verdict.status == "holds" else "bold red")
 
 

@@ -176,3 +176,13 @@ class HiddenState(Honest):
         y, after = super().step(x, state | {"momentum": hidden})
         self.hidden = after["momentum"].detach()
         return y, after
+
+
+class BreaksOnShortPieces(Honest):
+    """Gives NaN for a piece of one token that continues a stream, and is right elsewhere."""
+
+    def forward(
+        self, x: Tensor, state: State | None = None, valid: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        y, after = super().forward(x, state, valid)
+        return (y * torch.nan, after) if state is not None and x.shape[1] == 1 else (y, after)

@@ -4,10 +4,19 @@ import json
 
 import pytest
 import torch
+from rich.console import Console
 from typer.testing import CliRunner
 
 from atlas_lm.cli.main import app
-from atlas_lm.doctor import LayerSubject, judge, laws_for, passed, preset_subject
+from atlas_lm.doctor import (
+    LayerSubject,
+    as_records,
+    as_table,
+    judge,
+    laws_for,
+    passed,
+    preset_subject,
+)
 from atlas_lm.memory import stretch
 from tests.doctor import layers
 
@@ -21,6 +30,7 @@ FAULTS = {
     layers.WritesOnlyInTraining: {"modes"},
     layers.DeadValues: {"gradients"},
     layers.NoEpsilon: {"finite"},
+    layers.BreaksOnShortPieces: {"cuts"},
 }
 
 
@@ -64,6 +74,16 @@ def test_a_window_cut_at_chunk_borders_is_flagged_in_our_own_form(
     monkeypatch.setattr(stretch.Stretch, "writes", cut)
     subject = preset_subject("omeganet")
     assert {judge(subject, law).status for law in ("forms", "cuts", "paper")} == {"broken"}
+
+
+def test_a_figure_that_is_not_a_number_can_be_printed_and_written() -> None:
+    subject = LayerSubject("nan", lambda x: x * torch.nan, width=4, length=5)
+    verdicts = [judge(subject, law) for law in laws_for(subject)]
+    assert {v.law for v in verdicts if v.status == "broken"} >= {"causality", "rows", "one_token"}
+    console = Console(width=120, record=True)
+    console.print(as_table(verdicts, 120))
+    assert "inf" in console.export_text()
+    assert json.loads(json.dumps(as_records(verdicts), allow_nan=False))
 
 
 def test_a_layer_without_state_or_mask_says_why_laws_do_not_apply() -> None:
