@@ -33,7 +33,10 @@ def online(
     stretch: Stretch,
     trace: bool,
 ) -> Passage:
-    """Solve the errors e_{t,j} = M_{t-1} phi_{t-j} - v_{t-j} of a tile, then read it like any chunk."""
+    """Solve the errors e_{t,j} = M_{t-1} phi_{t-j} - v_{t-j} of a tile, then read it like any chunk.
+
+    Takes what `anchored` takes; an online rule has no anchor, so it is not read.
+    """
     rows = pair_rows(spec.window.size, stretch.valid.shape[1], stretch.x.device)
     x, v = stretch.x[:, :, rows], stretch.pairs["v"][:, :, rows]  # [B, H, T*c, .]
     writes, at = row_writes(spec, stretch), stretch.pace(spec)

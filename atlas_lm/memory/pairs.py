@@ -51,7 +51,7 @@ def read(spec: MemorySpec, memory: Mapping[str, Tensor], q: Tensor) -> Tensor:
 
 
 def write_and_read(
-    spec: MemorySpec, weights: Mapping[str, Tensor], state: MemoryState, token: Tokens
+    spec: MemorySpec, weights: Mapping[str, Tensor], state: MemoryState, token: Tokens, trace: bool
 ) -> tuple[Tensor, MemoryState, dict[str, Tensor]]:
     """One token of the Omega rule on coefficients: w_i -= eta_t gamma_{t,t-i} e_{t,t-i}."""
     device = token.q.device
@@ -80,11 +80,10 @@ def write_and_read(
         window={n: pair[:, :, 1:] for n, pair in window.items()},
         position=state.position + 1,
     )
-    width = spec.value_dim
-    norms = {
-        "surprise": gradient[..., :width].norm(dim=(-2, -1)),
-        "memory_norm": coefficients[..., :width].norm(dim=(-2, -1)),
-    }
+    norms = {}
+    if trace:
+        sizes = {"surprise": gradient, "memory_norm": coefficients}
+        norms = {n: x[..., : spec.value_dim].norm(dim=(-2, -1)) for n, x in sizes.items()}
     return y, after, norms
 
 

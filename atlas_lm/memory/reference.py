@@ -25,13 +25,13 @@ def run(
         state = pairs.make_room(state, tokens.count)
     outputs, seen = [], []
     for token in tokens.each():
-        y, after, norms = step(spec, weights, state, token)
+        y, after, norms = step(spec, weights, state, token, trace)
         if token.valid is not None:
             y, after = y * token.valid[:, None, None], after.where(token.valid, state)
             norms = {name: norm * token.valid[:, None] for name, norm in norms.items()}
         state = after
         outputs.append(y)
-        seen.append({name: norm.detach() for name, norm in norms.items()} if trace else {})
+        seen.append({name: norm.detach() for name, norm in norms.items()})
     if spec.keeps_pairs:
         state = pairs.trim(state)
     return (
@@ -42,7 +42,7 @@ def run(
 
 
 def write_and_read(
-    spec: MemorySpec, weights: Mapping[str, Tensor], state: MemoryState, token: Tokens
+    spec: MemorySpec, weights: Mapping[str, Tensor], state: MemoryState, token: Tokens, trace: bool
 ) -> tuple[Tensor, MemoryState, Norms]:
     """Write one pair, then read one query. token: one per row, q and k [B, H, K], v [B, H, V]."""
     network = spec.network
@@ -91,8 +91,11 @@ def write_and_read(
         window={n: pair[:, :, 1:] for n, pair in window.items()},
         position=position + 1,
     )
-    norms = {"surprise": _norm(grad), "memory_norm": _norm(memory)}
-    return y.squeeze(2), after, norms | ({"momentum_norm": _norm(moved)} if moved else {})
+    norms = {}
+    if trace:
+        norms = {"surprise": _norm(grad), "memory_norm": _norm(memory)}
+        norms |= {"momentum_norm": _norm(moved)} if moved else {}
+    return y.squeeze(2), after, norms
 
 
 def turn(spec: MemorySpec, state: MemoryState) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
