@@ -11,9 +11,15 @@ PACKAGE = Path(atlas_lm.__file__).parent
 MAY_IMPORT = {  # room -> rooms it may use
     "ops": set(),
     "memory": {"ops"},
-    "doctor": {"memory", "ops"},
+    "layers": {"memory", "ops"},
+    "blocks": {"layers", "memory"},
+    "models": {"blocks", "layers", "memory"},
+    "text": set(),
+    "stream": {"models", "memory", "text"},
+    "watch": {"stream", "models", "memory", "text"},
+    "doctor": {"models", "memory", "ops"},
     "demo": {"memory", "ops"},
-    "cli": {"memory", "ops", "doctor", "demo"},
+    "cli": {"watch", "stream", "text", "models", "memory", "ops", "doctor", "demo"},
 }
 
 

@@ -1,0 +1,1 @@
+"""Wirings of memory and attention: one per file."""

@@ -1,0 +1,78 @@
+"""Producers of the gates that a memory reads: low-rank maps of the input, squashed into their range."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+
+from atlas_lm.memory.defaults import gate_defaults
+from atlas_lm.memory.spec import MemorySpec
+
+
+@dataclass(frozen=True)
+class Squash:
+    """From a free number to a legal gate. bias: at which a zero input gives the wanted start."""
+
+    bias: Callable[[float], float]
+    value: Callable[[Tensor, Tensor, int], Tensor]  # (input, bias, values per token) -> gate
+
+
+def _softplus_inverse(y: float) -> float:
+    return y + math.log(-math.expm1(-y))
+
+
+def _logit(y: float) -> float:
+    return math.log(y / (1 - y))
+
+
+SQUASH = {
+    # log alpha <= 0, formed in log space: a closed gate loses nothing over millions of tokens
+    "log_alpha": Squash(
+        lambda start: _softplus_inverse(-start), lambda z, bias, _: -softplus(z + bias)
+    ),
+    # a learned base step, by token between nothing and twice of it: no token can blow a memory up
+    "eta": Squash(math.log, lambda z, bias, _: 2 * torch.sigmoid(z) * bias.exp()),
+    "theta": Squash(_logit, lambda z, bias, _: torch.sigmoid(z + bias)),
+    # at most 1/c each, so that a window of c pairs never pushes harder than one pair
+    "gamma": Squash(lambda _: 3.0, lambda z, bias, c: torch.sigmoid(z + bias) / c),
+    "delta": Squash(_softplus_inverse, lambda z, bias, _: softplus(z + bias)),
+}
+
+
+class Gates(nn.Module):
+    """One producer per gate that the spec declares: width -> rank -> heads (x offsets)."""
+
+    def __init__(self, spec: MemorySpec, width: int, rank: int) -> None:
+        super().__init__()
+        self.spec = spec
+        self.down = nn.ModuleDict()
+        self.up = nn.ModuleDict()
+        for name, gate in spec.gates.items():
+            values = max(gate.offsets, 1)
+            self.down[name] = nn.Linear(width, rank, bias=False)
+            self.up[name] = nn.Linear(rank, spec.heads * values, bias=False)
+            self.register_parameter(f"{name}_bias", nn.Parameter(torch.empty(spec.heads, values)))
+
+    def starts(self) -> dict[str, float]:
+        """The value that each bias begins at, by its name."""
+        return {
+            f"{name}_bias": SQUASH[name].bias(start)
+            for name, start in gate_defaults(self.spec).items()
+        }
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        """x: [B, T, D] -> gates [B, T, H(, offsets)], at least in fp32."""
+        gates = {}
+        for name, gate in self.spec.gates.items():
+            values = max(gate.offsets, 1)
+            z = self.up[name](self.down[name](x)).unflatten(-1, (self.spec.heads, values))
+            precise = torch.promote_types(z.dtype, torch.float32)
+            scale = self.spec.window.size if name == "gamma" else 1
+            made = SQUASH[name].value(
+                z.to(precise), getattr(self, f"{name}_bias").to(precise), scale
+            )
+            gates[name] = made if gate.offsets else made.squeeze(-1)
+        return gates

@@ -1,0 +1,41 @@
+"""Which model this is: a hash of its configuration and of every weight."""
+
+import hashlib
+import inspect
+import json
+from typing import Any
+
+import torch
+from torch import nn
+
+from atlas_lm.models.config import AtlasConfig
+
+# fields that change nothing in the numbers that a model computes
+OUTSIDE = ("self", "initializer_range", "use_cache", "tie_word_embeddings", "kwargs")
+
+
+def config_record(config: AtlasConfig) -> dict[str, Any]:
+    """The fields of a configuration that change results, for comparison by name."""
+    names = [n for n in inspect.signature(AtlasConfig.__init__).parameters if n not in OUTSIDE]
+    record = {name: getattr(config, name) for name in names if not name.endswith("_token_id")}
+    return dict(json.loads(json.dumps(record, sort_keys=True)))
+
+
+def fingerprint(model: nn.Module) -> str:
+    """A short hash over configuration, names, dtypes, shapes and values of all weights.
+
+    It reads the whole model; the result is kept until a weight changes.
+    """
+    tensors = model.state_dict()
+    key = tuple((name, t.data_ptr(), t._version, t.dtype) for name, t in tensors.items())
+    known = getattr(model, "_atlas_fingerprint", None)
+    if known is not None and known[0] == key:
+        return str(known[1])
+    digest = hashlib.sha256(json.dumps(config_record(model.config)).encode())  # type: ignore[arg-type]
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)};".encode())
+        raw = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
+        digest.update(raw.numpy().tobytes())
+    found = digest.hexdigest()[:16]
+    model._atlas_fingerprint = (key, found)  # type: ignore[assignment]
+    return found

@@ -1,0 +1,299 @@
+"""One model, and one causal language model, for every rule and wiring."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.generation import GenerationMixin
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+
+from atlas_lm.blocks.block import Block
+from atlas_lm.layers.state import LayerState
+from atlas_lm.layers.tail import advance
+from atlas_lm.memory import Trace
+from atlas_lm.models.cache import AtlasCache
+from atlas_lm.models.config import AtlasConfig
+from atlas_lm.models.initialize import initialize
+from atlas_lm.models.rows import arrange
+from atlas_lm.models.state import StreamState
+
+# what callers of the Hugging Face world may pass besides; anything else is a mistake worth an error
+LOSS_OPTIONS = ("num_items_in_batch", "ignore_index")
+IMPLIED = ("cu_seq_lens_k", "max_length_q", "max_length_k", "return_dict", "logits_to_keep")
+
+
+class AtlasPreTrainedModel(PreTrainedModel):
+    config_class = AtlasConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["Block"]  # noqa: RUF012
+    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
+    _is_stateful = True  # a memory cannot be cropped, so no assisted decoding
+    _supports_sdpa = True
+    _can_compile_fullgraph = True
+
+    def _init_weights(self, module: nn.Module) -> None:
+        initialize(module, self.config)
+
+    def gradient_checkpointing_enable(
+        self, gradient_checkpointing_kwargs: dict[str, Any] | None = None, **options: Any
+    ) -> None:
+        if (gradient_checkpointing_kwargs or {}).get("use_reentrant"):
+            raise ValueError(
+                "use_reentrant is True, wanted False: reentrant checkpointing loses the gradients of carried states"
+            )
+        super().gradient_checkpointing_enable(gradient_checkpointing_kwargs, **options)
+
+
+class AtlasModel(AtlasPreTrainedModel):
+    """Embedding, blocks, norm. State in, state out; the cache of transformers is a face of it."""
+
+    def __init__(self, config: AtlasConfig) -> None:
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(
+            Block(wiring, config.parts, config.intermediate_size) for wiring in config.blocks
+        )
+        self.norm = config.parts.norm()
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    def initial_state(self, batch: int = 1) -> StreamState:
+        """The state before the first token, in every row: learned memories, persistent tokens read."""
+        like = self.norm.weight
+        layers = tuple(block.mixer.start(batch, like) for block in self.layers)
+        position = torch.zeros(batch, dtype=torch.int64, device=like.device)
+        return StreamState(layers=layers, position=position)
+
+    def read(
+        self,
+        x: Tensor,
+        state: StreamState | None,
+        count: Tensor | None = None,
+        watch: list[list[Trace]] | None = None,
+        hidden: list[Tensor] | None = None,
+    ) -> tuple[Tensor, StreamState]:
+        """Run the blocks over embeddings [B, T, D] whose first `count` tokens count in each row.
+
+        watch: receives for each block the traces of its memory.  hidden: receives the input of each block.
+        """
+        layers: list[LayerState] = []
+        for i, block in enumerate(self.layers):
+            if hidden is not None:
+                hidden.append(x)
+            seen = None if watch is None else watch[i]
+            before = None if state is None else state.layers[i]
+            if self.gradient_checkpointing and self.training and watch is None:
+                x, after = self._gradient_checkpointing_func(block.__call__, x, before, count)
+            else:
+                x, after = block(x, before, count, seen)
+            layers.append(after)
+        position = x.new_zeros(x.shape[0], dtype=torch.int64) if state is None else state.position
+        after = StreamState(layers=tuple(layers), position=advance(position, x.shape[1], count))
+        return self.norm(x), after
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: AtlasCache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        cu_seq_lens_q: Tensor | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutputWithPast:
+        """Hugging Face's way in.
+
+        Args:
+            input_ids [B, T], or inputs_embeds [B, T, D].
+            attention_mask: [B, >= T], 0 for padding, wherever it stands; its last T columns are these
+                tokens. Padding changes nothing: not memories, not positions, not other tokens.
+            past_key_values: an AtlasCache; it is moved forward, and handed back.
+            cu_seq_lens_q: [N+1] borders of N sequences packed into one row (B = 1); a cache then has N rows.
+        """
+        cu_seq_lens_q = _check_options(kwargs, cu_seq_lens_q)
+        x = self._embed(input_ids, inputs_embeds)
+        batch, tokens = x.shape[:2]
+        use_cache = self.config.use_cache and not self.training if use_cache is None else use_cache
+        cache = _check_cache(past_key_values)
+        if cache is None and use_cache:
+            cache = AtlasCache()
+        rows = arrange(batch, tokens, _check_mask(attention_mask, batch, tokens), cu_seq_lens_q)
+        x = rows.spread(x)
+        state = None if cache is None else cache.state
+        if state is not None and state.batch != x.shape[0]:
+            raise ValueError(
+                f"the cache holds {state.batch} streams and the input has {x.shape[0]} rows; pass the cache that "
+                "belongs to these rows, or select them with batch_select_indices"
+            )
+        hidden: list[Tensor] | None = [] if output_hidden_states else None
+        y, state = self.read(x, state, rows.count, hidden=hidden)
+        if cache is not None:
+            cache.replace(state, tokens)
+        states = None if hidden is None else tuple(rows.join(h) for h in [*hidden, y])
+        return BaseModelOutputWithPast(
+            last_hidden_state=rows.join(y), past_key_values=cache, hidden_states=states
+        )
+
+    def _embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("pass input_ids or inputs_embeds, one of the two")
+        given = input_ids if inputs_embeds is None else inputs_embeds
+        assert given is not None
+        if given.shape[0] == 0 or given.shape[1] == 0:
+            raise ValueError(
+                f"the input has shape {list(given.shape)}: no tokens; pass at least one, e.g. the bos token"
+            )
+        if inputs_embeds is not None:
+            return inputs_embeds
+        assert input_ids is not None
+        # on a GPU looking costs a wait; there the embedding kernel itself stops on a bad id
+        if not torch.compiler.is_compiling() and not input_ids.is_cuda:
+            check_ids(input_ids, self.config.vocab_size)
+        embedded: Tensor = self.embed_tokens(input_ids)
+        return embedded
+
+
+class AtlasForCausalLM(AtlasPreTrainedModel, GenerationMixin):
+    """The model with a head over the vocabulary: train it, `generate` with it, save it."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
+
+    def __init__(self, config: AtlasConfig) -> None:
+        super().__init__(config)
+        self.model = AtlasModel(config)
+        self.vocab_size = config.vocab_size
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def initial_state(self, batch: int = 1) -> StreamState:
+        return self.model.initial_state(batch)
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: AtlasCache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        shift_labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        cu_seq_lens_q: Tensor | None = None,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast:
+        """As AtlasModel.forward, and:
+
+        Args:
+            labels: [B, T], -100 where no loss is wanted; shifted here, never across packed sequences.
+            shift_labels: [B, T] labels that are already shifted, e.g. over the border of two segments.
+            logits_to_keep: compute only the last so many logits (0: all), or those at these places.
+        """
+        loss_options = {name: kwargs.pop(name) for name in LOSS_OPTIONS if name in kwargs}
+        cu_seq_lens_q = _check_options(kwargs, cu_seq_lens_q)
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            output_hidden_states=output_hidden_states,
+            cu_seq_lens_q=cu_seq_lens_q,
+        )
+        keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        if isinstance(keep, slice) and logits_to_keep == 0:
+            keep = slice(None)
+        logits = self.lm_head(outputs.last_hidden_state[:, keep])
+        loss = None
+        if labels is not None or shift_labels is not None:
+            if labels is not None and cu_seq_lens_q is not None:
+                labels = labels.index_fill(1, cu_seq_lens_q[:-1].long(), -100)
+            loss = self.loss_function(
+                logits=logits,
+                labels=labels,
+                shift_labels=shift_labels,
+                vocab_size=self.config.vocab_size,
+                **loss_options,
+            )
+        return CausalLMOutputWithPast(
+            loss=loss,
+            logits=logits,
+            past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states,
+        )
+
+    def _prepare_cache_for_generation(
+        self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> None:
+        """`generate` makes its cache here; ours is of one kind."""
+        if generation_config.cache_implementation is not None:
+            raise ValueError(
+                f"cache_implementation is {generation_config.cache_implementation!r}, wanted None: an atlas model "
+                "carries its own AtlasCache"
+            )
+        if generation_config.use_cache and model_kwargs.get("past_key_values") is None:
+            model_kwargs["past_key_values"] = AtlasCache()
+
+
+def check_ids(ids: Tensor, vocab_size: int) -> None:
+    """Refuse token ids that the model does not have, naming the first."""
+    if ids.is_floating_point() or ids.dtype == torch.bool:
+        raise ValueError(f"token ids are {ids.dtype}, wanted integers")
+    bad = (ids < 0) | (ids >= vocab_size)
+    if bool(bad.any()):
+        where = tuple(bad.nonzero()[0].tolist())
+        raise ValueError(
+            f"token id {ids[where].item()} at {list(where)} is out of range, wanted 0 to {vocab_size - 1}; is this "
+            "the tokenizer of the model?"
+        )
+
+
+def _check_cache(cache: Any) -> AtlasCache | None:
+    if cache is not None and not isinstance(cache, AtlasCache):
+        raise TypeError(
+            f"past_key_values is {type(cache).__name__}, wanted AtlasCache: memories are no keys and values; pass "
+            "None, or the cache that the model returned"
+        )
+    return cache
+
+
+def _check_mask(mask: Tensor | None, batch: int, tokens: int) -> Tensor | None:
+    if mask is None:
+        return None
+    if mask.dim() != 2 or mask.shape[0] != batch or mask.shape[1] < tokens:
+        raise ValueError(
+            f"attention_mask has shape {list(mask.shape)}, wanted [{batch}, {tokens}] or, with a cache, more "
+            "columns: 1 for tokens, 0 for padding"
+        )
+    return mask[:, mask.shape[1] - tokens :].bool()
+
+
+def _check_options(options: dict[str, Any], borders: Tensor | None) -> Tensor | None:
+    """Refuse what would be ignored in silence; returns the borders of packed sequences, if there are any."""
+    position_ids = options.get("position_ids")
+    for name in (*IMPLIED, "position_ids"):
+        options.pop(name, None)
+    if options.pop("output_attentions", None):
+        raise ValueError(
+            "output_attentions is True, but attention weights are never formed; leave it out"
+        )
+    unknown = [name for name, value in options.items() if value is not None]
+    if unknown:
+        raise TypeError(f"forward got {unknown}, which an atlas model does not take")
+    if position_ids is None or borders is not None:
+        return borders
+    # positions are counted by the state; given ones can only say where packed sequences begin
+    flat = position_ids.reshape(-1)
+    starts = (flat == 0).nonzero().flatten()
+    ends = torch.cat([starts, starts.new_tensor([flat.numel()])])
+    places = torch.arange(flat.numel(), device=flat.device)
+    counted = places - starts.repeat_interleave(ends.diff()) if len(starts) else places - 1
+    if position_ids.shape[0] != 1 or not torch.equal(counted, flat.long()):
+        raise ValueError(
+            "position_ids are given, but an atlas model counts positions itself, padding left out; drop them, or "
+            "for packed sequences pass one row with cu_seq_lens_q"
+        )
+    return ends

@@ -1,0 +1,1 @@
+"""Endless contexts: ids in, ids out, constant memory; memories that are saved, reopened and forked."""
