@@ -1,4 +1,4 @@
-"""`atlas doctor`: hold presets or any layer to the laws of a causal memory."""
+"""`atlas doctor`: hold presets, saved models or any layer to the laws of a causal memory."""
 
 import json
 import sys
@@ -21,21 +21,33 @@ def doctor(
             help="`package.module:factory`; the factory returns a layer [B,T,D] -> [B,T,D]."
         ),
     ] = None,
+    model: Annotated[
+        list[str] | None, typer.Option(help="The folder of a saved model. May be repeated.")
+    ] = None,
     width: Annotated[int, typer.Option(help="D, the width of a layer's input.")] = 32,
-    length: Annotated[int, typer.Option(help="Tokens with which a layer is examined.")] = 80,
+    length: Annotated[
+        int, typer.Option(help="Tokens with which a layer or model is examined.")
+    ] = 80,
     dtype: Annotated[
-        str, typer.Option(help="float64 (limit 1e-9) or float32 (limit 1e-4), for layers.")
-    ] = "float64",
+        str | None,
+        typer.Option(
+            help="float64 (limit 1e-9; default for layers) or float32 (limit 1e-4; for models)."
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Records instead of a table.")] = False,
 ) -> None:
-    """Run the laws on presets or on any layer; exit 1 when a law is broken.
+    """Run the laws on presets, saved models or any layer; exit 1 when a law is broken.
 
     A layer is any callable `x -> y` or `x -> (y, state)`. It is fed a stream in pieces if it takes
     `state`, and padding if it takes `valid` or `mask` (bool [B, T], True for tokens that count).
 
+    A model that amplifies rounding may miss the limit of float32; --dtype float64 tells that from a fault.
+
     Examples:
 
         atlas doctor --preset all
+
+        atlas doctor --model my-model
 
         atlas doctor --layer mypackage.layers:make_layer --width 64 --json
     """
@@ -44,7 +56,7 @@ def doctor(
     from atlas_lm.doctor import as_records, as_table, passed
 
     try:
-        subjects = _subjects(preset or [], layer or [], width, length, dtype)
+        subjects = _subjects(preset or [], layer or [], model or [], width, length, dtype)
         verdicts = _examine(subjects)
     except ValueError as error:
         Console(stderr=True).print(f"atlas doctor: {error}", style="red", markup=False)
@@ -58,7 +70,12 @@ def doctor(
 
 
 def _subjects(
-    names: list[str], layers: list[str], width: int, length: int, dtype: str
+    names: list[str],
+    layers: list[str],
+    models: list[str],
+    width: int,
+    length: int,
+    dtype: str | None,
 ) -> "list[Subject]":
     import torch
 
@@ -66,18 +83,23 @@ def _subjects(
     from atlas_lm.memory import presets
 
     dtypes: dict[str, torch.dtype] = {"float64": torch.float64, "float32": torch.float32}
-    if dtype not in dtypes:
+    if dtype is not None and dtype not in dtypes:
         raise ValueError(f"dtype is {dtype!r}, wanted one of {', '.join(dtypes)}")
-    if not names and not layers:
+    if not names and not layers and not models:
         raise ValueError(
-            "nothing to examine; pass --preset all, --preset NAME or --layer MODULE:FACTORY"
+            "nothing to examine; pass --preset all, --preset NAME, --model DIR or --layer MODULE:FACTORY"
         )
     if "all" in names:
         names = list(presets.PRESETS)
     sys.path.insert(0, "")  # a layer in the current folder needs no installation
-    options = {"width": width, "length": length, "dtype": dtypes[dtype]}
+    options = {"width": width, "length": length, "dtype": dtypes[dtype or "float64"]}
     subjects: list[Subject] = [preset_subject(name) for name in names]
-    return subjects + [load_layer(path, **options) for path in layers]
+    subjects += [load_layer(path, **options) for path in layers]
+    if models:
+        from atlas_lm.doctor.model_subject import load_model
+
+        subjects += [load_model(path, dtypes[dtype or "float32"], length) for path in models]
+    return subjects
 
 
 def _examine(subjects: "list[Subject]") -> "list[Verdict]":

@@ -3,6 +3,7 @@
 A law takes a subject and returns a finding: one figure, the limit it must keep, and a note.
 """
 
+import itertools
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -117,6 +118,32 @@ def padding(subject: Subject) -> Finding | NotApplicable:
     return Finding(error, _rounding(subject))
 
 
+def packing(subject: Subject) -> Finding | NotApplicable:
+    """Packed sequences (`cu_seqlens`) = the same ones apart."""
+    if not subject.has_packing:
+        return NotApplicable("the layer takes no packed sequences (`cu_seqlens`)")
+    borders = [0, 1, 9, 14, subject.length]
+    x = as_leaves(subject.inputs(1, subject.length, 1))
+    tails = subject.inputs(len(borders) - 1, 5, 3)
+    wanted = x | subject.weights()
+
+    def packed() -> dict[str, Tensor]:
+        y, state = subject.run(x, cu_seqlens=torch.tensor(borders))
+        return {"y": y} | _go_on(subject, tails, state)
+
+    def apart() -> dict[str, Tensor]:
+        outputs, after = [], []
+        for n, (start, stop) in enumerate(itertools.pairwise(borders)):
+            y, state = subject.run(cut_inputs(x, start, stop))
+            tail = {name: t[n : n + 1] for name, t in tails.items()}
+            outputs.append(y)
+            after.append(_go_on(subject, tail, state)["after"])
+        return {"y": torch.cat(outputs, dim=1), "after": torch.cat(after)}
+
+    error = distance(with_gradients(packed, wanted), with_gradients(apart, wanted))
+    return Finding(error, _rounding(subject))
+
+
 def modes(subject: Subject) -> Finding:
     """train, eval, no_grad and inference_mode agree: a memory that learns only in training is none."""
     x = subject.inputs(2, subject.length, 1)
@@ -216,7 +243,18 @@ def save_load(subject: Subject) -> Finding | NotApplicable:
 
 LAWS: dict[str, Law] = {
     law.__name__: law
-    for law in (causality, rows, cuts, padding, modes, gradients, one_token, finite, save_load)
+    for law in (
+        causality,
+        rows,
+        cuts,
+        padding,
+        packing,
+        modes,
+        gradients,
+        one_token,
+        finite,
+        save_load,
+    )
 }
 
 

@@ -1,6 +1,5 @@
 """Further laws that need to see inside: they hold for rules of the space, given as specs."""
 
-import itertools
 from collections.abc import Callable
 
 import torch
@@ -9,7 +8,7 @@ from torch import Tensor
 from atlas_lm.doctor.laws import ROUNDING, Finding, Law, NotApplicable
 from atlas_lm.doctor.measure import as_leaves, distance, leaves, with_gradients
 from atlas_lm.doctor.papers import PAPERS
-from atlas_lm.doctor.subjects import RuleSubject, cut_inputs
+from atlas_lm.doctor.subjects import RuleSubject
 from atlas_lm.memory import MemoryState
 from atlas_lm.memory.architectures import dense
 from atlas_lm.memory.memorize import Form
@@ -37,32 +36,6 @@ def forms(subject: RuleSubject) -> Finding | NotApplicable:
     reference = with_gradients(lambda: compute("reference"), wanted)
     parallel = with_gradients(lambda: compute("parallel"), wanted)
     return Finding(distance(parallel, reference), ROUNDING[subject.dtype])
-
-
-def packing(subject: RuleSubject) -> Finding:
-    """Packed sequences (`cu_seqlens`) = the same ones apart."""
-    borders = [0, 1, 9, 14, subject.length]
-    x = as_leaves(subject.inputs(1, subject.length, 1))
-    wanted = x | subject.weights()
-
-    def packed() -> dict[str, Tensor]:
-        y, state = subject.run(x, cu_seqlens=torch.tensor(borders))
-        tail, _ = subject.run(subject.inputs(len(borders) - 1, 5, 3), state)
-        return {"y": y, "after": tail}
-
-    def apart() -> dict[str, Tensor]:
-        outputs, tails = [], []
-        for n, (start, stop) in enumerate(itertools.pairwise(borders)):
-            y, state = subject.run(cut_inputs(x, start, stop))
-            tail = {
-                name: t[n : n + 1] for name, t in subject.inputs(len(borders) - 1, 5, 3).items()
-            }
-            outputs.append(y)
-            tails.append(subject.run(tail, state)[0])
-        return {"y": torch.cat(outputs, dim=1), "after": torch.cat(tails)}
-
-    error = distance(with_gradients(packed, wanted), with_gradients(apart, wanted))
-    return Finding(error, ROUNDING[subject.dtype])
 
 
 def slopes(subject: RuleSubject) -> Finding | NotApplicable:
@@ -109,7 +82,7 @@ def paper(subject: RuleSubject) -> Finding | NotApplicable:
     return Finding(distance(ours, with_gradients(typed_out, wanted)), ROUNDING[subject.dtype])
 
 
-RULE_LAWS: dict[str, Law] = {law.__name__: law for law in (forms, packing, slopes, paper)}
+RULE_LAWS: dict[str, Law] = {law.__name__: law for law in (forms, slopes, paper)}
 
 
 def _warm_state(subject: RuleSubject) -> tuple[MemoryState, dict[str, Tensor]]:

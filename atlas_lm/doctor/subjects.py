@@ -32,13 +32,22 @@ class Subject(Protocol):
     @property
     def has_mask(self) -> bool: ...
 
+    @property
+    def has_packing(self) -> bool: ...
+
     def inputs(self, batch: int, tokens: int, seed: int) -> Inputs: ...
 
     def weights(self) -> dict[str, Tensor]:
         """Everything that training should reach, leaves with requires_grad."""
         ...
 
-    def run(self, x: Inputs, state: Any = None, valid: Tensor | None = None) -> tuple[Tensor, Any]:
+    def run(
+        self,
+        x: Inputs,
+        state: Any = None,
+        valid: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+    ) -> tuple[Tensor, Any]:
         """y [B, T, ...] and the next state (None for subjects without one)."""
         ...
 
@@ -56,6 +65,7 @@ class RuleSubject:
     length: int = 27
     has_state: bool = True
     has_mask: bool = True
+    has_packing: bool = True
     outer: dict[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -164,6 +174,7 @@ class LayerSubject:
     width: int = 32
     dtype: torch.dtype = torch.float64
     length: int = 80
+    has_packing: bool = False
 
     def __post_init__(self) -> None:
         if not callable(self.layer):
@@ -194,7 +205,14 @@ class LayerSubject:
             return {}
         return {name: p for name, p in self.layer.named_parameters() if p.requires_grad}
 
-    def run(self, x: Inputs, state: Any = None, valid: Tensor | None = None) -> tuple[Tensor, Any]:
+    def run(
+        self,
+        x: Inputs,
+        state: Any = None,
+        valid: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+    ) -> tuple[Tensor, Any]:
+        assert cu_seqlens is None  # has_packing is False
         options: dict[str, Any] = {}
         if self._state and state is not None:
             options[self._state] = state

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import softplus
+from torch.nn.functional import (
+    logsigmoid,
+)  # softplus(x) = -logsigmoid(-x), with strides that compile
 
 from atlas_lm.memory.defaults import gate_defaults
 from atlas_lm.memory.spec import MemorySpec
@@ -28,17 +30,21 @@ def _logit(y: float) -> float:
     return math.log(y / (1 - y))
 
 
+MOST = 0.9999
 SQUASH = {
     # log alpha <= 0, formed in log space: a closed gate loses nothing over millions of tokens
     "log_alpha": Squash(
-        lambda start: _softplus_inverse(-start), lambda z, bias, _: -softplus(z + bias)
+        lambda start: _softplus_inverse(-start), lambda z, bias, _: logsigmoid(-(z + bias))
     ),
     # a learned base step, by token between nothing and twice of it: no token can blow a memory up
     "eta": Squash(math.log, lambda z, bias, _: 2 * torch.sigmoid(z) * bias.exp()),
-    "theta": Squash(_logit, lambda z, bias, _: torch.sigmoid(z + bias)),
+    # below one: a momentum that never fades would grow without end
+    "theta": Squash(
+        lambda start: _logit(start / MOST), lambda z, bias, _: MOST * torch.sigmoid(z + bias)
+    ),
     # at most 1/c each, so that a window of c pairs never pushes harder than one pair
     "gamma": Squash(lambda _: 3.0, lambda z, bias, c: torch.sigmoid(z + bias) / c),
-    "delta": Squash(_softplus_inverse, lambda z, bias, _: softplus(z + bias)),
+    "delta": Squash(_softplus_inverse, lambda z, bias, _: -logsigmoid(-(z + bias))),
 }
 
 

@@ -73,20 +73,15 @@ class MemoryMixer(nn.Module):
         columns = torch.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], dim=-1)
         columns, tail = self.conv(columns, tail, count)
         q, k, v = silu(columns).split(self.sizes, dim=-1)
-        y, memory, *seen = memorize(
-            self.spec,
-            self.weights(),
-            memory,
-            self._keys(q),
-            self._keys(k),
-            v.unflatten(-1, (self.spec.heads, -1)),
-            self.gates(x),
-            valid=counted(count, x.shape[1]),
-            trace=watch is not None,  # type: ignore[arg-type]
-            check=False,  # the producers keep every gate in its range
-        )
-        if watch is not None:
-            watch.extend(seen)
+        q, k, v = self._keys(q), self._keys(k), v.unflatten(-1, (self.spec.heads, -1))
+        given = (self.spec, self.weights(), memory, q, k, v, self.gates(x))
+        valid = counted(count, x.shape[1])
+        # check=False: the producers keep every gate in its range
+        if watch is None:
+            y, memory = memorize(*given, valid=valid, check=False)
+        else:
+            y, memory, seen = memorize(*given, valid=valid, check=False, trace=True)
+            watch.append(seen)
         return self._out(x, y), memory, tail
 
     def read(

@@ -93,6 +93,6 @@ def _same_length(mine: Tensor, theirs: Tensor) -> tuple[Tensor, Tensor]:
 pytree.register_pytree_node(
     LayerState,
     lambda state: ([state.memory, state.tails], None),
-    lambda children, _: LayerState(memory=list(children)[0], tails=list(children)[1]),
+    lambda children, _: LayerState(**dict(zip(("memory", "tails"), children, strict=True))),
     serialized_type_name="atlas_lm.LayerState",
 )

@@ -78,7 +78,7 @@ class AtlasConfig(PreTrainedConfig):
         self.rms_norm_eps = rms_norm_eps
         self.initializer_range = initializer_range
         self.use_cache = use_cache
-        super().__init__(
+        super().__init__(  # type: ignore[call-arg]
             pad_token_id=pad_token_id,
             bos_token_id=bos_token_id,
             eos_token_id=eos_token_id,
@@ -145,8 +145,8 @@ class AtlasConfig(PreTrainedConfig):
             )
         if spec is not None and spec.keeps_pairs and "mac" in with_memory:
             raise ValueError(
-                "a mac block keeps the memory from before its segment beside the present one, which kept pairs "
-                "do not offer; use mag, mal or lmm, or a memory of fixed size"
+                "a mac block keeps the memory from before its segment beside the present one, which kept "
+                "pairs do not offer; use mag, mal or lmm, or a memory of fixed size"
             )
         if self.combine not in COMBINE:
             raise ValueError(f"combine is {self.combine!r}, wanted one of {', '.join(COMBINE)}")

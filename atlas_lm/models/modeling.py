@@ -1,12 +1,13 @@
 """One model, and one causal language model, for every rule and wiring."""
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.generation import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.utils import can_return_tuple
 
 from atlas_lm.blocks.block import Block
 from atlas_lm.layers.state import LayerState
@@ -20,10 +21,11 @@ from atlas_lm.models.state import StreamState
 
 # what callers of the Hugging Face world may pass besides; anything else is a mistake worth an error
 LOSS_OPTIONS = ("num_items_in_batch", "ignore_index")
-IMPLIED = ("cu_seq_lens_k", "max_length_q", "max_length_k", "return_dict", "logits_to_keep")
+IMPLIED = ("cu_seq_lens_k", "max_length_q", "max_length_k")
 
 
 class AtlasPreTrainedModel(PreTrainedModel):
+    config: AtlasConfig
     config_class = AtlasConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
@@ -37,13 +39,14 @@ class AtlasPreTrainedModel(PreTrainedModel):
         initialize(module, self.config)
 
     def gradient_checkpointing_enable(
-        self, gradient_checkpointing_kwargs: dict[str, Any] | None = None, **options: Any
+        self, gradient_checkpointing_kwargs: dict[str, Any] | None = None, *args: Any, **kwargs: Any
     ) -> None:
         if (gradient_checkpointing_kwargs or {}).get("use_reentrant"):
             raise ValueError(
-                "use_reentrant is True, wanted False: reentrant checkpointing loses the gradients of carried states"
+                "use_reentrant is True, wanted False: reentrant checkpointing loses the gradients of "
+                "carried states"
             )
-        super().gradient_checkpointing_enable(gradient_checkpointing_kwargs, **options)
+        super().gradient_checkpointing_enable(gradient_checkpointing_kwargs, *args, **kwargs)
 
 
 class AtlasModel(AtlasPreTrainedModel):
@@ -62,7 +65,7 @@ class AtlasModel(AtlasPreTrainedModel):
     def initial_state(self, batch: int = 1) -> StreamState:
         """The state before the first token, in every row: learned memories, persistent tokens read."""
         like = self.norm.weight
-        layers = tuple(block.mixer.start(batch, like) for block in self.layers)
+        layers = tuple(cast(Block, block).mixer.start(batch, like) for block in self.layers)
         position = torch.zeros(batch, dtype=torch.int64, device=like.device)
         return StreamState(layers=layers, position=position)
 
@@ -93,6 +96,7 @@ class AtlasModel(AtlasPreTrainedModel):
         after = StreamState(layers=tuple(layers), position=advance(position, x.shape[1], count))
         return self.norm(x), after
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -125,16 +129,20 @@ class AtlasModel(AtlasPreTrainedModel):
         state = None if cache is None else cache.state
         if state is not None and state.batch != x.shape[0]:
             raise ValueError(
-                f"the cache holds {state.batch} streams and the input has {x.shape[0]} rows; pass the cache that "
-                "belongs to these rows, or select them with batch_select_indices"
+                f"the cache holds {state.batch} streams and the input has {x.shape[0]} rows; pass the cache "
+                "that belongs to these rows, or select them with batch_select_indices"
             )
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
         hidden: list[Tensor] | None = [] if output_hidden_states else None
         y, state = self.read(x, state, rows.count, hidden=hidden)
         if cache is not None:
             cache.replace(state, tokens)
         states = None if hidden is None else tuple(rows.join(h) for h in [*hidden, y])
         return BaseModelOutputWithPast(
-            last_hidden_state=rows.join(y), past_key_values=cache, hidden_states=states
+            last_hidden_state=rows.join(y),  # type: ignore[arg-type]
+            past_key_values=cache,
+            hidden_states=states,  # type: ignore[arg-type]
         )
 
     def _embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
@@ -171,6 +179,7 @@ class AtlasForCausalLM(AtlasPreTrainedModel, GenerationMixin):
     def initial_state(self, batch: int = 1) -> StreamState:
         return self.model.initial_state(batch)
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -214,7 +223,7 @@ class AtlasForCausalLM(AtlasPreTrainedModel, GenerationMixin):
             loss = self.loss_function(
                 logits=logits,
                 labels=labels,
-                shift_labels=shift_labels,
+                shift_labels=None if shift_labels is None else shift_labels.contiguous(),
                 vocab_size=self.config.vocab_size,
                 **loss_options,
             )
@@ -225,14 +234,14 @@ class AtlasForCausalLM(AtlasPreTrainedModel, GenerationMixin):
             hidden_states=outputs.hidden_states,
         )
 
-    def _prepare_cache_for_generation(
+    def _prepare_cache_for_generation(  # type: ignore[override]
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> None:
         """`generate` makes its cache here; ours is of one kind."""
         if generation_config.cache_implementation is not None:
             raise ValueError(
-                f"cache_implementation is {generation_config.cache_implementation!r}, wanted None: an atlas model "
-                "carries its own AtlasCache"
+                f"cache_implementation is {generation_config.cache_implementation!r}, wanted None: an atlas "
+                "model carries its own AtlasCache"
             )
         if generation_config.use_cache and model_kwargs.get("past_key_values") is None:
             model_kwargs["past_key_values"] = AtlasCache()
@@ -246,16 +255,16 @@ def check_ids(ids: Tensor, vocab_size: int) -> None:
     if bool(bad.any()):
         where = tuple(bad.nonzero()[0].tolist())
         raise ValueError(
-            f"token id {ids[where].item()} at {list(where)} is out of range, wanted 0 to {vocab_size - 1}; is this "
-            "the tokenizer of the model?"
+            f"token id {ids[where].item()} at {list(where)} is out of range, wanted 0 to {vocab_size - 1}; "
+            "is this the tokenizer of the model?"
         )
 
 
 def _check_cache(cache: Any) -> AtlasCache | None:
     if cache is not None and not isinstance(cache, AtlasCache):
         raise TypeError(
-            f"past_key_values is {type(cache).__name__}, wanted AtlasCache: memories are no keys and values; pass "
-            "None, or the cache that the model returned"
+            f"past_key_values is {type(cache).__name__}, wanted AtlasCache: memories are no keys and values; "
+            "pass None, or the cache that the model returned"
         )
     return cache
 
@@ -268,7 +277,9 @@ def _check_mask(mask: Tensor | None, batch: int, tokens: int) -> Tensor | None:
             f"attention_mask has shape {list(mask.shape)}, wanted [{batch}, {tokens}] or, with a cache, more "
             "columns: 1 for tokens, 0 for padding"
         )
-    return mask[:, mask.shape[1] - tokens :].bool()
+    mask = mask[:, mask.shape[1] - tokens :].bool()
+    # one look, before any work is queued, spares every layer the detour for padding
+    return None if not torch.compiler.is_compiling() and bool(mask.all()) else mask
 
 
 def _check_options(options: dict[str, Any], borders: Tensor | None) -> Tensor | None:
@@ -293,7 +304,7 @@ def _check_options(options: dict[str, Any], borders: Tensor | None) -> Tensor | 
     counted = places - starts.repeat_interleave(ends.diff()) if len(starts) else places - 1
     if position_ids.shape[0] != 1 or not torch.equal(counted, flat.long()):
         raise ValueError(
-            "position_ids are given, but an atlas model counts positions itself, padding left out; drop them, or "
-            "for packed sequences pass one row with cu_seq_lens_q"
+            "position_ids are given, but an atlas model counts positions itself, padding left out; "
+            "drop them, or for packed sequences pass one row with cu_seq_lens_q"
         )
     return ends

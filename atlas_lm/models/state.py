@@ -90,6 +90,6 @@ class StreamState:
 pytree.register_pytree_node(
     StreamState,
     lambda state: ([state.layers, state.position], None),
-    lambda children, _: StreamState(layers=list(children)[0], position=list(children)[1]),
+    lambda children, _: StreamState(**dict(zip(("layers", "position"), children, strict=True))),
     serialized_type_name="atlas_lm.StreamState",
 )
