@@ -95,8 +95,7 @@ class MemoryAsContext(Mixer):
         return found
 
     def _attend(self, piece: "Piece", slots: dict[str, Tensor]) -> Tensor:
-        q = self.attention.project(piece.x)[0]
-        q = self._turn(q, piece.slots + self.segment)
+        q = self._turn(self.attention.queries(piece.x), piece.slots + self.segment)
         k = torch.cat([slots["read.k"], slots["text.k"]], dim=1)
         v = torch.cat([slots["read.v"], slots["text.v"]], dim=1)
         place = torch.arange(self.segment, device=q.device)

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from atlas_lm.layers.attention import Attention
 from atlas_lm.layers.memory import MemoryMixer
+from atlas_lm.layers.norm import RMSNorm
 from atlas_lm.layers.state import LayerState
 from atlas_lm.memory import MemorySpec, Trace
 
@@ -48,8 +49,8 @@ class Parts:
             rope_theta=self.rope_theta,
         )
 
-    def norm(self) -> nn.RMSNorm:
-        return nn.RMSNorm(self.width, self.eps)
+    def norm(self) -> RMSNorm:
+        return RMSNorm(self.width, self.eps)
 
 
 class Mixer(nn.Module):

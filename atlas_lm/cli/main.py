@@ -5,8 +5,14 @@ from typing import Annotated
 import typer
 
 from atlas_lm import __version__
+from atlas_lm.cli.absorb import absorb
+from atlas_lm.cli.ask import ask
 from atlas_lm.cli.demo import demo
 from atlas_lm.cli.doctor import doctor
+from atlas_lm.cli.generate import generate
+from atlas_lm.cli.memory import app as memory
+from atlas_lm.cli.new import new
+from atlas_lm.cli.trace import trace
 
 app = typer.Typer(
     name="atlas",
@@ -17,6 +23,12 @@ app = typer.Typer(
 )
 app.command()(demo)
 app.command()(doctor)
+app.command()(new)
+app.command()(absorb)
+app.command()(ask)
+app.command()(generate)
+app.command()(trace)
+app.add_typer(memory)
 
 
 def _version(wanted: bool) -> None:

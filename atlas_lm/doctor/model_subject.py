@@ -28,7 +28,7 @@ class ModelSubject:
     has_packing: bool = True
 
     def __post_init__(self) -> None:
-        self.model.to(dtype=self.dtype)
+        torch.nn.Module.to(self.model, self.dtype)
         self.letters = torch.arange(min(LETTERS, self.model.config.vocab_size))
 
     def inputs(self, batch: int, tokens: int, seed: int) -> Inputs:

@@ -70,8 +70,11 @@ class Attention(nn.Module):
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [B, T, H, D], keys and values [B, T, H_kv, D], without places."""
-        q = self.q_proj(x).unflatten(-1, (self.heads, self.head_dim))
-        return q, *self.pairs(x)
+        return self.queries(x), *self.pairs(x)
+
+    def queries(self, x: Tensor) -> Tensor:
+        q: Tensor = self.q_proj(x)
+        return q.unflatten(-1, (self.heads, self.head_dim))
 
     def pairs(self, x: Tensor) -> tuple[Tensor, Tensor]:
         shape = (self.kv_heads, self.head_dim)

@@ -6,6 +6,7 @@ from torch.nn.functional import silu
 
 from atlas_lm.layers.conv import ShortConv, short_conv
 from atlas_lm.layers.gates import Gates
+from atlas_lm.layers.norm import RMSNorm
 from atlas_lm.layers.out import OutLinear
 from atlas_lm.layers.tail import counted
 from atlas_lm.memory import MemorySpec, MemoryState, Trace, initial_state, memorize, recall
@@ -51,7 +52,7 @@ class MemoryMixer(nn.Module):
         self.conv = ShortConv(sum(self.sizes), conv_size)
         self.gates = Gates(spec, width, gate_rank)
         self.weights = MemoryWeights(spec)
-        self.o_norm = nn.RMSNorm(spec.value_dim, eps)
+        self.o_norm = RMSNorm(spec.value_dim, eps)
         self.g_proj = nn.Linear(width, self.sizes[2], bias=False)
         self.o_proj = OutLinear(self.sizes[2], width)
 

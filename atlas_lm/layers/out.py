@@ -5,6 +5,8 @@ They are classes of their own so that initialisation can find them: it makes the
 
 from torch import nn
 
+from atlas_lm.layers.norm import RMSNorm
+
 
 class OutLinear(nn.Linear):
     """A projection onto the stream."""
@@ -13,5 +15,5 @@ class OutLinear(nn.Linear):
         super().__init__(inside, width, bias=False)
 
 
-class OutNorm(nn.RMSNorm):
+class OutNorm(RMSNorm):
     """A norm whose output goes onto the stream, undoing any scale of the projections before it."""

@@ -30,7 +30,7 @@ def declines(spec: MemorySpec) -> str | None:
         return "Newton-Schulz with chunk 1 depends on every earlier step" if spec.online else None
     if isinstance(spec.retention, Renormalise):
         return "renormalising after every token needs one weight matrix per token"
-    if not spec.online or _slopes_are_free(spec):
+    if not spec.online or slopes_are_free(spec):
         return None
     if not isinstance(spec.architecture, Matrix) or spec.architecture.norm:
         return "the online rule (chunk 1) of a memory that is not a plain matrix is not linear"
@@ -50,7 +50,7 @@ def run(
     """Like `reference.run`: y [B, H, T, V], the next state, norms [B, H, T]."""
     if spec.keeps_pairs:
         return _run_pairs(spec, weights, state, tokens, trace)
-    exact = spec.online and not _slopes_are_free(spec)
+    exact = spec.online and not slopes_are_free(spec)
     size = tile_size(spec) if exact else LINEAR_TILE if spec.online else spec.timing.chunk
     step: Callable[..., Passage] = online if exact else anchored
     grid = lay_out(spec, state, tokens, size, fresh)
@@ -102,7 +102,7 @@ def _run_pairs(
     return _collect(grid, tokens, outputs, seen, pairs.trim(after))
 
 
-def _slopes_are_free(spec: MemorySpec) -> bool:
+def slopes_are_free(spec: MemorySpec) -> bool:
     """A plain matrix with the dot objective: the slope -v phi^T reads no memory, so no anchor matters."""
     return (
         isinstance(spec.architecture, Matrix)

@@ -100,9 +100,7 @@ def _block_state(config: AtlasConfig, wiring: str, tokens: int) -> Counter[str]:
     kept["tails"] += (config.conv_size - 1) * _channels(spec)
     groups = state_shapes(spec, 1)
     kept["memory"] += sum(math.prod(s) for group in groups.values() for s in group.values())
-    if (
-        wiring == "mac"
-    ):  # beside the present memory the one from before the segment, and its queries
+    if wiring == "mac":  # also the memory from before the segment, and the tail of its queries
         kept["tails"] += (config.conv_size - 1) * spec.heads * spec.key_dim
         kept["memory"] += sum(map(math.prod, groups["memory"].values()))
     if spec.keeps_pairs:
@@ -178,10 +176,8 @@ def _context(config: AtlasConfig, first: int, tokens: int) -> Counter[str]:
     assert spec is not None
     ask = 2 * width * (spec.heads * spec.key_dim + 2 * _values(spec))
     ask += spec.heads * (_features(spec) + 2 * _weights(spec))
-    keys_again = (
-        4 * width * _pairs(config) * (2 * tokens + held)
-    )  # of answers, text and held tokens
-    attention = _project(config, tokens) + keys_again
+    attention = 4 * tokens * width * _queries(config)  # queries and output
+    attention += 4 * width * _pairs(config) * (2 * tokens + held)  # pairs of answers, text, held
     attention += _scores(config, tokens, held + 2 * config.segment)
     return Counter(memory=tokens * ask, attention=attention) + _mixer(config, first, tokens)
 
@@ -210,7 +206,7 @@ def _rule(spec: MemorySpec, first: int, tokens: int) -> int:
 
 def _exact(spec: MemorySpec) -> bool:
     """Errors inside a tile depend on each other and are solved for."""
-    return spec.keeps_pairs or (spec.online and not parallel._slopes_are_free(spec))
+    return spec.keeps_pairs or (spec.online and not parallel.slopes_are_free(spec))
 
 
 def _cut(spec: MemorySpec, first: int, tokens: int) -> Iterator[tuple[int, int]]:

@@ -10,6 +10,7 @@ from atlas_lm.blocks.persistent import Persistent
 from atlas_lm.layers.conv import ShortConv
 from atlas_lm.layers.gates import Gates
 from atlas_lm.layers.memory import MemoryWeights
+from atlas_lm.layers.norm import RMSNorm
 from atlas_lm.layers.out import OutLinear, OutNorm
 from atlas_lm.models.config import AtlasConfig
 
@@ -29,16 +30,13 @@ def initialize(module: nn.Module, config: AtlasConfig) -> None:
         init.constant_(module.weight, residual)
     elif isinstance(module, nn.Linear | nn.Embedding):
         init.normal_(module.weight, std=std)
-    elif isinstance(module, nn.RMSNorm):
+    elif isinstance(module, RMSNorm):
         init.ones_(module.weight)
     elif isinstance(module, Persistent):
         init.normal_(module.tokens, std=1.0)  # they stand beside normed inputs
     elif isinstance(module, ShortConv):
-        init.normal_(module.weight, std=std)
-        size = module.weight.shape[0]
-        newest = torch.zeros_like(module.weight)
-        newest[size - 1] = 1.0
-        init.copy_(module.weight, module.weight.detach() + newest)
+        limit = module.weight.shape[0] ** -0.5
+        init.uniform_(module.weight, -limit, limit)
     elif isinstance(module, Gates):
         for name, start in module.starts().items():
             init.constant_(getattr(module, name), start)

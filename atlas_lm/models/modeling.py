@@ -38,6 +38,16 @@ class AtlasPreTrainedModel(PreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         initialize(module, self.config)
 
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+        """As everywhere in transformers. Every weight gets memory of its own: where it lies in a mapped
+        file can move the rounding, and a stream must go on the same to the last bit in every process."""
+        loaded = super().from_pretrained(*args, **kwargs)
+        model = loaded[0] if isinstance(loaded, tuple) else loaded
+        for tensor in (*model.parameters(), *model.buffers()):
+            tensor.data = tensor.data.clone()
+        return loaded
+
     def gradient_checkpointing_enable(
         self, gradient_checkpointing_kwargs: dict[str, Any] | None = None, *args: Any, **kwargs: Any
     ) -> None:

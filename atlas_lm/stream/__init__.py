@@ -1,1 +1,7 @@
 """Endless contexts: ids in, ids out, constant memory; memories that are saved, reopened and forked."""
+
+from atlas_lm.stream.conversation import Conversation
+from atlas_lm.stream.engine import Stream
+from atlas_lm.stream.reading import Reading
+
+__all__ = ["Conversation", "Reading", "Stream"]

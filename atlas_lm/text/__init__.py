@@ -1,0 +1,20 @@
+"""Text to token ids and back, and long texts in pieces. Knows nothing of models."""
+
+from atlas_lm.text.pieces import cut, read_text
+from atlas_lm.text.tokenizer import (
+    ByteTokenizer,
+    HuggingFaceTokenizer,
+    TextDecoder,
+    Tokenizer,
+    load_tokenizer,
+)
+
+__all__ = [
+    "ByteTokenizer",
+    "HuggingFaceTokenizer",
+    "TextDecoder",
+    "Tokenizer",
+    "cut",
+    "load_tokenizer",
+    "read_text",
+]
