@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from copy import copy
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -9,6 +10,7 @@ from transformers.generation import BaseStreamer
 
 from atlas_lm.models import AtlasForCausalLM
 from atlas_lm.stream.engine import Progress, Stream
+from atlas_lm.stream.files import open_memory, save_memory
 from atlas_lm.text import ByteTokenizer, TextDecoder, Tokenizer, cut
 from atlas_lm.text.tokenizer import check_vocabulary
 
@@ -68,6 +70,17 @@ class Conversation:
     ) -> str:
         """The model's continuation of what was read and the prompt; both are remembered."""
         return self._generate(prompt, max_new_tokens, on_text, options)
+
+    def save(self, path: str | Path, bits: int | None = None) -> None:
+        """Write where the stream stands to a file (`save_memory`)."""
+        save_memory(path, self.stream.model, self.stream.reading, bits)
+
+    @classmethod
+    def open(
+        cls, path: str | Path, model: AtlasForCausalLM, tokenizer: Tokenizer | None = None
+    ) -> "Conversation":
+        """Go on where the file was saved, with the same model (`open_memory`)."""
+        return cls(model, tokenizer, Stream(model, reading=open_memory(path, model)))
 
     def fork(self) -> "Conversation":
         """A second conversation from here on; neither changes the other."""
