@@ -1,7 +1,9 @@
 """Memory and time of a long stream, and that it ends in the same place however it is read:
 `python benchmarks/stream.py --help`.
 
-Each run is a fresh process. Ids are random bytes, drawn in blocks as they are read.
+Each run is a fresh process. Ids are random bytes, drawn in blocks as they are read. The load of a machine
+changes over minutes, so at the end the old stream and one that just began read the same ids in turns, and
+their times per token are compared turn by turn.
 """
 
 import argparse
@@ -9,6 +11,7 @@ import csv
 import multiprocessing
 import os
 import random
+import statistics
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -31,6 +34,8 @@ BLOCKS = 100  # in which a stream is drawn and read
 CASES = ["gated_deltanet:lmm", "titans:lmm", "titans:mag", "atlas:mag"]
 STRIDES = [512, 128, 200]  # the first is the one that is measured
 SEEDS = [1, 2]  # of the cuts
+TURNS = 30  # of the old and the new stream at the end, each of so many strides:
+TURN = 4
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,9 @@ class End:
     """What a run found."""
 
     resident: dict[int, int]  # bytes of the process after so many tokens
-    seconds: list[float]  # of each tenth of the stream
+    seconds: float  # for all
+    new: float  # seconds per token of a stream that just began, median over the turns
+    slower: list[float]  # time of the old stream / time of the new one, turn by turn
     state: dict[str, NDArray]  # after the last stride
     live: dict[str, NDArray]  # after the last token
 
@@ -63,8 +70,11 @@ class Figure:
     mib_after_1_percent: float
     mib_after_10_percent: float
     mib_at_the_end: float
-    us_per_token_first_tenth: float
-    us_per_token_last_tenth: float
+    us_per_token_of_a_new_stream: float
+    old_against_new: (
+        float  # time per token at the end / that of a new stream, median over the turns
+    )
+    quartiles: str  # of the same
     tokens_per_second: float
     cuts_differ_by: float  # largest difference of the state, 0: equal to the last bit
     strides_differ_by: float  # the same, relative to the largest entry of a tensor
@@ -96,17 +106,31 @@ def go(run: Run) -> End:
     torch.set_num_threads(run.threads)
     stream = Stream(build(run.case, run.size), stride=run.stride)
     resident: dict[int, int] = {}
-    tenths, begin = [], time.perf_counter()
+    begin = time.perf_counter()
     for i, block in enumerate(blocks(run.tokens), 1):
         stream.absorb(block if run.cuts is None else cut(block, run.cuts))
         if i in (1, BLOCKS // 10, BLOCKS):
             resident[stream.tokens] = resident_bytes() or 0
-        if i % (BLOCKS // 10) == 0:
-            tenths.append(time.perf_counter() - begin)
-            begin = time.perf_counter()
-    reading = stream.reading
+    seconds, reading = time.perf_counter() - begin, stream.reading
     live = read(stream.model, reading.state, reading.pending)
-    return End(resident, tenths, arrays(reading.state), arrays(live))
+    new, slower = in_turns(stream)
+    return End(resident, seconds, new, slower, arrays(reading.state), arrays(live))
+
+
+def in_turns(old: Stream) -> tuple[float, list[float]]:
+    """Seconds per token of a new stream, and by how much the old one differs, turn by turn."""
+    new = Stream(old.model, stride=old.stride)
+    size = TURN * old.stride
+    times = []
+    for turn in range(TURNS):
+        ids = torch.randint(256, (size,), generator=torch.Generator().manual_seed(turn))
+        pair = {}
+        for stream in (old, new) if turn % 2 else (new, old):
+            begin = time.perf_counter()
+            stream.absorb(ids)
+            pair[stream] = time.perf_counter() - begin
+        times.append((pair[old], pair[new]))
+    return statistics.median(n for _, n in times) / size, [o / n for o, n in times]
 
 
 def arrays(state: StreamState) -> dict[str, NDArray]:
@@ -138,15 +162,16 @@ def measure(case: str, limits: argparse.Namespace) -> Figure:
     cuts = [difference(same.state, run(limits.equal, cuts=s).state, False) for s in SEEDS]
     strides = [difference(same.live, run(limits.equal, stride=s).live, True) for s in STRIDES[1:]]
     mib = [held / 2**20 for held in full.resident.values()]
-    tenth = limits.tokens / 10
+    low, middle, high = statistics.quantiles(full.slower, n=4)
     return Figure(
         case,
         limits.tokens,
         sum(leaf.nbytes for leaf in full.state.values()),
         *mib,
-        1e6 * full.seconds[0] / tenth,
-        1e6 * full.seconds[-1] / tenth,
-        limits.tokens / sum(full.seconds),
+        1e6 * full.new,
+        middle,
+        f"{low:.3f}-{high:.3f}",
+        limits.tokens / full.seconds,
         max(cuts),
         max(strides),
     )
@@ -154,11 +179,11 @@ def measure(case: str, limits: argparse.Namespace) -> Figure:
 
 def show(figure: Figure) -> None:
     held = (figure.mib_after_1_percent, figure.mib_after_10_percent, figure.mib_at_the_end)
-    times = (figure.us_per_token_first_tenth, figure.us_per_token_last_tenth)
     print(
         f"{figure.case:20} {figure.state_bytes:11,} "
-        + " ".join(f"{number:9.1f}" for number in (*held, *times))
-        + f" {figure.tokens_per_second:9,.0f} {figure.cuts_differ_by:8.0e} {figure.strides_differ_by:8.0e}",
+        + " ".join(f"{number:9.1f}" for number in (*held, figure.us_per_token_of_a_new_stream))
+        + f" {figure.old_against_new:9.3f} {figure.quartiles:>13} {figure.tokens_per_second:9,.0f}"
+        + f" {figure.cuts_differ_by:8.0e} {figure.strides_differ_by:8.0e}",
         flush=True,
     )
 
@@ -197,8 +222,8 @@ def main() -> None:
     machine = describe_machine(limits.threads)
     print(f"{machine}\n{limits.tokens:,} tokens, {limits.equal:,} for the comparisons")
     print(
-        f"{'':20} {'state':>11} {'MiB 1%':>9} {'10%':>9} {'100%':>9} {'us/token':>9} {'at end':>9} "
-        f"{'tokens/s':>9} {'cuts':>8} {'strides':>8}"
+        f"{'':20} {'state':>11} {'MiB 1%':>9} {'10%':>9} {'100%':>9} {'us/token':>9} {'old/new':>9} "
+        f"{'quartiles':>13} {'tokens/s':>9} {'cuts':>8} {'strides':>8}"
     )
     figures = []
     for case in limits.cases:

@@ -63,9 +63,9 @@ def absorb(
 
     Examples:
 
-        atlas absorb my-model book.txt --memory book.memory
+        atlas absorb my-model book.txt --memory book.mem
 
-        zcat dump.gz | atlas absorb my-model - --memory dump.memory --every 1000000
+        zcat dump.gz | atlas absorb my-model - --memory dump.mem --every 1000000
     """
     try:
         conversation = open_conversation(model, memory, new=True, stride=stride, device=device)

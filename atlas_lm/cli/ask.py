@@ -35,9 +35,9 @@ def ask(
 
     Examples:
 
-        atlas ask my-model "Who killed the duke?" --memory book.memory
+        atlas ask my-model "Who killed the duke?" --memory book.mem
 
-        atlas ask my-model "Once" --memory book.memory --temperature 0.8 --seed 1 --json
+        atlas ask my-model "Once" --memory book.mem --temperature 0.8 --seed 1 --json
     """
     try:
         conversation = open_conversation(model, memory, device=device)

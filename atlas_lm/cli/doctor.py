@@ -2,9 +2,12 @@
 
 import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from atlas_lm.cli.common import fail, load_model
 
 if TYPE_CHECKING:
     from atlas_lm.doctor import Verdict
@@ -59,8 +62,7 @@ def doctor(
         subjects = _subjects(preset or [], layer or [], model or [], width, length, dtype)
         verdicts = _examine(subjects)
     except ValueError as error:
-        Console(stderr=True).print(f"atlas doctor: {error}", style="red", markup=False)
-        raise typer.Exit(2) from error
+        fail("doctor", error)
     if as_json:
         typer.echo(json.dumps(as_records(verdicts), indent=2))
     else:
@@ -96,9 +98,12 @@ def _subjects(
     subjects: list[Subject] = [preset_subject(name) for name in names]
     subjects += [load_layer(path, **options) for path in layers]
     if models:
-        from atlas_lm.doctor.model_subject import load_model
+        from atlas_lm.doctor.model_subject import ModelSubject
 
-        subjects += [load_model(path, dtypes[dtype or "float32"], length) for path in models]
+        examined = dtypes[dtype or "float32"]
+        for path in models:
+            name, opened = Path(path).name, load_model(path)
+            subjects.append(ModelSubject(name, opened, dtype=examined, length=length))
     return subjects
 
 

@@ -42,7 +42,7 @@ def generate(
 
         atlas generate my-model --prompt "Once upon a time"
 
-        atlas generate my-model --memory book.memory --prompt "Chapter 2" --save
+        atlas generate my-model --memory book.mem --prompt "Chapter 2" --save
     """
     from atlas_lm.stream.files import save_memory
 

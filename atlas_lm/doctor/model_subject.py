@@ -1,15 +1,13 @@
 """A whole language model under examination: tokens in, logits out."""
 
-import contextlib
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from atlas_lm.doctor.subjects import Inputs
+from atlas_lm.doctor.subjects import Inputs, training_mode
 from atlas_lm.models import AtlasCache, AtlasForCausalLM
 
 LETTERS = 64  # ids that the examination uses
@@ -55,19 +53,5 @@ class ModelSubject:
         ).logits
         return logits, cache.state
 
-    @contextlib.contextmanager
-    def training(self, mode: bool) -> Iterator[None]:
-        before = self.model.training
-        self.model.train(mode)
-        try:
-            yield
-        finally:
-            self.model.train(before)
-
-
-def load_model(folder: str, dtype: torch.dtype = torch.float32, length: int = 80) -> ModelSubject:
-    """A saved model of ours, by its folder."""
-    if not (Path(folder) / "config.json").is_file():
-        raise ValueError(f"{folder} holds no config.json; pass the folder of a saved model")
-    model = AtlasForCausalLM.from_pretrained(folder)
-    return ModelSubject(name=Path(folder).name, model=model, dtype=dtype, length=length)
+    def training(self, mode: bool) -> AbstractContextManager[None]:
+        return training_mode(self.model, mode)

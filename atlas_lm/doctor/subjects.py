@@ -229,17 +229,21 @@ class LayerSubject:
             )
         return y, after if self._state else None
 
-    @contextlib.contextmanager
-    def training(self, mode: bool) -> Iterator[None]:
+    def training(self, mode: bool) -> contextlib.AbstractContextManager[None]:
         if not isinstance(self.layer, nn.Module):
-            yield
-            return
-        before = self.layer.training
-        self.layer.train(mode)
-        try:
-            yield
-        finally:
-            self.layer.train(before)
+            return contextlib.nullcontext()
+        return training_mode(self.layer, mode)
+
+
+@contextlib.contextmanager
+def training_mode(module: nn.Module, mode: bool) -> Iterator[None]:
+    """The module in train or eval mode for a while."""
+    before = module.training
+    module.train(mode)
+    try:
+        yield
+    finally:
+        module.train(before)
 
 
 def load_layer(path: str, **options: Any) -> LayerSubject:
