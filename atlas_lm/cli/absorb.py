@@ -4,6 +4,7 @@ import codecs
 import json
 import os
 import shlex
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from atlas_lm.stream import Conversation, Reading
 
 INTERRUPTED = 130  # how a shell counts Ctrl-C
+HEADER = 1 << 16  # bytes that a memory file has beside the state, with room to spare
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,7 @@ def absorb(
     """
     try:
         conversation = open_conversation(model, memory, new=True, stride=stride, device=device)
+        _check_room(memory, conversation.stream.bytes)
     except (ValueError, OSError) as error:
         fail("absorb", error)
     source = _Source(file, encoding, skip_bytes)
@@ -85,6 +88,16 @@ def absorb(
     seconds = time.perf_counter() - begin
     record = _describe(job, conversation.stream.tokens - before, seconds)
     typer.echo(json.dumps(record, indent=2) if as_json else _text(record))
+
+
+def _check_room(memory: Path, state: int) -> None:
+    """Refuse before hours of reading what could not be saved after them. state: its bytes"""
+    needed, free = state + HEADER, shutil.disk_usage(memory.absolute().parent).free
+    if free < needed:
+        raise ValueError(
+            f"the disk of {memory} has {free:,} bytes free and a memory of this model needs {needed:,}; free "
+            "some space, or choose another place"
+        )
 
 
 class _Job:

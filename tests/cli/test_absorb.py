@@ -3,6 +3,7 @@
 import json
 import resource
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -189,6 +190,16 @@ def test_broken_text_keeps_what_came_before(model: Path, tmp_path: Path, wanted:
     broken.write_bytes(TEXT)
     read(model, broken, memory, "--skip-bytes", len(good))
     assert digest(memory) == wanted
+
+
+def test_a_disk_without_room_is_refused_before_reading(
+    model: Path, book: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = type(shutil.disk_usage(tmp_path))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10**9, 10**9 - 1000, 1000))
+    result = read(model, book, tmp_path / "memory")
+    assert result.exit_code == 2 and "1,000 bytes free" in result.stderr
+    assert not (tmp_path / "memory").exists()
 
 
 def test_a_full_disk_leaves_the_old_file(model: Path, book: Path, tmp_path: Path) -> None:
