@@ -26,18 +26,6 @@ from tests.stream.readings import KINDS, STRIDE, TOKENS, assert_equal, read, ten
 DOCS = Path(__file__).parents[2] / "docs" / "memory-files.md"
 
 
-@pytest.fixture(scope="module")
-def model() -> AtlasForCausalLM:
-    return small_model("mag", "titans")
-
-
-@pytest.fixture
-def file(tmp_path: Path, model: AtlasForCausalLM) -> Path:
-    path = tmp_path / "a.mem"
-    save_memory(path, model, read(model))
-    return path
-
-
 @pytest.mark.parametrize(("block", "rule"), KINDS, ids=str)
 def test_what_was_saved_is_opened_again(tmp_path: Path, block: str, rule: str) -> None:
     model, path = small_model(block, rule), tmp_path / "a.mem"
