@@ -19,8 +19,8 @@ def initialize(module: nn.Module, config: AtlasConfig) -> None:
     """Give the module's own weights their first values; called once for every module that has some.
 
     Linear maps and embeddings are normal with the config's range. What is added to the model's stream is
-    smaller by sqrt(2 layers), so that depth does not inflate it. Convolutions start near the newest
-    token, gates at the values of `memory/defaults.py`, memories as their spec says.
+    smaller by sqrt(2 layers), so that depth does not inflate it. Convolutions start as torch's do,
+    gates at the values of `memory/defaults.py`, memories as their spec says.
     """
     std = config.initializer_range
     residual = 1 / math.sqrt(2 * config.num_hidden_layers)
