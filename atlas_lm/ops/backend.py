@@ -1,0 +1,40 @@
+"""Which form runs: whether Triton kernels can run on some tensors, and a word where they cannot."""
+
+import functools
+import importlib.util
+import logging
+import os
+
+import torch
+from torch import Tensor
+
+log = logging.getLogger("atlas_lm")
+HALVES = (torch.bfloat16, torch.float16)
+
+
+def why_not_triton(*tensors: Tensor) -> str | None:
+    """Why Triton kernels cannot run on these tensors; None: they can."""
+    if not _has_triton():
+        return "Triton is not installed (pip install atlas-lm[triton])"
+    if any(x.dtype == torch.float64 for x in tensors):
+        return "Triton kernels compute in fp32 and below, and inputs are fp64"
+    if not interpreted() and any(x.device.type != "cuda" for x in tensors):
+        return f"Triton kernels need a CUDA device, and inputs are on {tensors[0].device.type}"
+    if torch.compiler.is_compiling():
+        return "torch.compile traces the parallel form"
+    return None
+
+
+def interpreted() -> bool:
+    """Kernels run under Triton's interpreter, on the CPU: slow, for tests."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+@functools.cache
+def say_once(reason: str) -> None:
+    log.warning(reason)
+
+
+@functools.cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None

@@ -1,0 +1,256 @@
+"""Host side of the walk: one run per sequence, or many runs per sequence joined by a scan.
+
+A chunk of a matrix memory is affine in the state, so a run of chunks is too: state' = T state + U. Where few
+long sequences would leave the chip idle, every sequence is cut into runs; all T and U are found at once by
+walking unit states and zero, a few small products give the state before each run, and all runs are walked
+again with their true starts.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from atlas_lm.ops.backend import HALVES
+from atlas_lm.ops.chunk_walk.kernels import walk_backward_kernel, walk_forward_kernel
+from atlas_lm.ops.chunk_weights.record import ChunkWeights
+from atlas_lm.ops.sequences import Sequences
+
+PROGRAMS = 256  # walk this many runs side by side, if there are chunks enough
+SHORTEST = 8  # chunks of a run
+
+
+@dataclass(frozen=True, eq=False)
+class Runs:
+    sequence: Tensor  # [NR] int32
+    first: Tensor  # [NR] int32, first chunk
+    count: Tensor  # [NR] int32, chunks that hold tokens
+    each: int  # runs per sequence
+
+
+@dataclass(frozen=True, eq=False)
+class Walked:
+    borders: Tensor  # [NC, H, F, V], the memory before each chunk, transposed, in the inputs' dtype
+    momentum_borders: Tensor | None
+    memory: Tensor  # [N, H, V, F] fp32, after the last chunk
+    momentum: Tensor | None
+    anchor: Tensor  # [N, H, V, F] fp32, before the last chunk that holds tokens
+    starts: list[Tensor | None]  # memory and momentum before each run, to walk again
+    transition: Tensor | None  # [N, runs, H, F or 2F, F or 2F] fp32, with several runs
+
+
+@dataclass(frozen=True, eq=False)
+class Walk:
+    """All that moves a state from border to border; see `kernels` for the formula."""
+
+    sequences: Sequences
+    x: Tensor  # [rows, H, F], keys' features
+    right: Tensor  # [rows, H, V] values; or [NC, H, halo + b, V], solved
+    decay: Tensor  # [NC, H] fp32
+    halo: int = 0
+    left: Tensor | None = None  # [NC, H, halo + b, F], solved; None: x itself
+    weights: ChunkWeights | None = None  # where errors are not weighted yet
+    feedback: bool = True  # False: errors do not depend on the memory (the dot objective)
+
+    @property
+    def has_momentum(self) -> bool:
+        return self.weights is not None and self.weights.push is not None
+
+    def forward(self, memory: Tensor, momentum: Tensor | None = None) -> Walked:
+        """memory, momentum: [N, H, V, F] fp32, before the first chunk."""
+        runs = self._runs()
+        given = [memory, momentum]
+        if runs.each == 1:
+            return self._walk(runs, [_transposed(s) for s in given], None)
+        transition, gain = self._probe(runs)
+        starts, state = [], self._join(given)
+        for r in range(runs.each):
+            starts.append(state)
+            state = gain[:, r] + transition[:, r] @ state
+        return self._walk(runs, self._part(torch.stack(starts, dim=1)), transition)
+
+    def again(self, walked_starts: list[Tensor | None]) -> tuple[Tensor, Tensor | None]:
+        """The borders once more, from the states before each run."""
+        walked = self._walk(self._runs(), walked_starts, None)
+        return walked.borders, walked.momentum_borders
+
+    def backward(
+        self,
+        transition: Tensor | None,
+        queries: Tensor,
+        q: Tensor | None,
+        dy: Tensor,
+        dstate: Sequence[Tensor | None],
+        danchor: Tensor | None,
+    ) -> tuple[list[Tensor | None], list[Tensor | None]]:
+        """What is asked of the state after each chunk [NC, H, F, V], and of the initial one [N, H, V, F].
+
+        queries: [rows, H, F] effective queries   q: [rows, H, F], read with the momentum
+        dstate: gradients of final memory and momentum   danchor: of the anchor, or None
+        """
+        runs = self._runs()
+        given = (queries, q, dy, danchor)
+        if runs.each == 1:
+            return self._walk_back(runs, [_transposed(s) for s in dstate], given)
+        assert transition is not None
+        asked = self._unfold(self._walk_back(runs, [None, None], given, probe=True)[1], runs)
+        ends, state = [], self._join(dstate)
+        for r in reversed(range(runs.each)):
+            ends.append(state)
+            state = asked[:, r] + transition[:, r].mT @ state
+        ends.reverse()
+        borders, _ = self._walk_back(runs, self._part(torch.stack(ends, dim=1)), given)
+        return borders, [s if s is None else s.mT.contiguous() for s in self._part(state)]
+
+    def _walk(
+        self, runs: Runs, starts: list[Tensor | None], transition: Tensor | None
+    ) -> Walked:
+        h, f, v = self._widths()
+        count, number = self.sequences.count, runs.sequence.shape[0]
+        shape = (self.sequences.chunks, h, f, v)
+        pair = range(2 if self.has_momentum else 1)
+        borders = [self.x.new_empty(shape) for _ in pair]
+        ends = [self.decay.new_empty(number, h, v, f) for _ in pair]
+        anchor = self.decay.new_empty(count, h, v, f)
+        out = [*_two(ends), *_two(borders), anchor]
+        self._launch_forward(runs, starts, out, ends[0].transpose(2, 3), v, probe=False)
+        last = [end.view(count, runs.each, h, v, f)[:, -1] for end in ends]
+        memory, momentum = _two(last)
+        assert memory is not None
+        return Walked(borders[0], _two(borders)[1], memory, momentum, anchor, starts, transition)
+
+    def _probe(self, runs: Runs) -> tuple[Tensor, Tensor]:
+        """Transition [N, runs, H, F, F] and gain [N, runs, H, F, V] of every run (2F with momentum)."""
+        h, f, v = self._widths()
+        block, units = self._tile()["BV"], f * (2 if self.has_momentum else 1)
+        values = -(-v // block) * block
+        width = values + -(-units // block) * block
+        shape = (runs.sequence.shape[0], h, f, width)
+        ends = [self.decay.new_empty(shape) for _ in range(2 if self.has_momentum else 1)]
+        out = [*_two(ends), None, None, None]
+        self._launch_forward(runs, [None, None], out, ends[0], width, probe=True)
+        ends_by_run = self._unfold(_two(ends), runs)
+        return ends_by_run[..., values : values + units], ends_by_run[..., :v]
+
+    def _launch_forward(
+        self,
+        runs: Runs,
+        starts: list[Tensor | None],
+        out: list[Tensor | None],
+        end: Tensor,
+        width: int,
+        *,
+        probe: bool,
+    ) -> None:
+        h, f, v = self._widths()
+        tile = self._tile()
+        strides = starts[0].stride() if starts[0] is not None else (0, 0, 0, 0)
+        s = self.sequences
+        walk_forward_kernel[(-(-width // tile["BV"]), h, runs.sequence.shape[0])](
+            self.x, self.left, self.right, *self._weights(), *starts, *out,
+            runs.sequence, runs.first, runs.count,
+            s.pair_start, s.first_chunk, s.last_chunk, s.length, s.past,
+            *strides, *end.stride(),
+            H=h, F=f, V=v, **tile, **self._kind(), PROBE=probe,
+        )  # fmt: skip
+
+    def _walk_back(
+        self,
+        runs: Runs,
+        dends: list[Tensor | None],
+        given: tuple[Tensor, Tensor | None, Tensor, Tensor | None],
+        probe: bool = False,
+    ) -> tuple[list[Tensor | None], list[Tensor | None]]:
+        h, f, v = self._widths()
+        tile, s = self._tile(), self.sequences
+        queries, q, dy, danchor = given
+        shape = (s.chunks, h, f, v)
+        pair = range(2 if self.has_momentum else 1)
+        borders = _two([] if probe else [self.x.new_empty(shape) for _ in pair])
+        found = [self.decay.new_empty(runs.sequence.shape[0], h, f, v) for _ in pair]
+        strides = dends[0].stride() if dends[0] is not None else (0, 0, 0, 0)
+        walk_backward_kernel[(-(-v // tile["BV"]), h, runs.sequence.shape[0])](
+            self.x, self.left, *self._weights(), queries, q, dy, *dends, *_two(found), *borders, danchor,
+            runs.sequence, runs.first, runs.count,
+            s.start, s.pair_start, s.first_chunk, s.last_chunk, s.length, s.past,
+            *strides, *found[0].stride(),
+            H=h, F=f, V=v, **tile, **self._kind(), PROBE=probe, ANCHOR=danchor is not None,
+        )  # fmt: skip
+        if probe or runs.each > 1:
+            return borders, _two(found)
+        return borders, [None if d is None else d.mT.contiguous() for d in _two(found)]
+
+    def _runs(self) -> Runs:
+        s = self.sequences
+        here = -(-self.right.shape[-1] // self._tile()["BV"]) * self.x.shape[1] * s.count
+        each = max(1, min(PROGRAMS // here, s.most // SHORTEST)) if s.even else 1
+        each = 2 ** int(math.log2(each))
+        size = -(-s.most // each)
+        run = torch.arange(each, dtype=torch.int32, device=s.length.device)
+        chunks = (s.length + s.chunk - 1) // s.chunk
+        first = s.first_chunk[:-1].unsqueeze(1) + run * size
+        count = (chunks.unsqueeze(1) - run * size).clamp(0, size if each > 1 else s.most)
+        number = torch.arange(s.count, dtype=torch.int32, device=s.length.device)
+        return Runs(number.repeat_interleave(each), first.flatten(), count.flatten(), each)
+
+    def _widths(self) -> tuple[int, int, int]:
+        return self.x.shape[1], self.x.shape[2], self.right.shape[-1]
+
+    def _weights(self) -> tuple[Tensor | None, ...]:
+        w = self.weights
+        if w is None:
+            return None, None, self.decay, None, None
+        return w.mix, w.tail_mix, self.decay, w.push, w.tail_keep
+
+    def _kind(self) -> dict[str, Any]:
+        half = self.x.dtype in HALVES
+        return dict(
+            **rows_of(self.sequences.chunk, self.halo),
+            CHUNK=self.sequences.chunk,
+            FEEDBACK=self.feedback,
+            WEIGHTED=self.weights is not None,
+            MOMENTUM=self.has_momentum,
+            PRECISION="tf32" if half else "tf32x3",
+        )
+
+    def _tile(self) -> dict[str, int]:
+        """BF, BV, warps and stages. A state of [BF, BV] per program stays in registers."""
+        _, f, v = self._widths()
+        wide = max(16, triton.next_power_of_2(f))
+        cell = 8192 if self.x.dtype in HALVES else 4096
+        block = max(16, min(64, triton.next_power_of_2(v), cell // wide))
+        return dict(BF=wide, BV=block, num_warps=4, num_stages=2)
+
+    def _join(self, state: Sequence[Tensor | None]) -> Tensor:
+        """[N, H, V, F] each -> memory above momentum, transposed [N, H, F or 2F, V]"""
+        return torch.cat([s.mT for s in state if s is not None], dim=-2)
+
+    def _part(self, joined: Tensor) -> list[Tensor | None]:
+        """The inverse, still transposed; runs flattened: [N, (runs,) H, F or 2F, V] -> [N runs, H, F, V]"""
+        parts = joined.flatten(0, -4).split(self.x.shape[2], dim=-2)
+        return _two([part.contiguous() for part in parts])
+
+    def _unfold(self, found: Sequence[Tensor | None], runs: Runs) -> Tensor:
+        """[NR, H, F, .] each -> [N, runs, H, F or 2F, .]"""
+        joined = torch.cat([d for d in found if d is not None], dim=-2)
+        return joined.unflatten(0, (-1, runs.each))
+
+
+def rows_of(chunk: int, halo: int) -> dict[str, int]:
+    """How the halo + chunk pairs of a chunk lie in tiles: one of halo + chunk where that is a power of
+    two, else a main tile and a halo tile."""
+    if halo == chunk:
+        return dict(ROWS=2 * chunk, OFF=chunk, HALO=0)
+    return dict(ROWS=chunk, OFF=0, HALO=halo)
+
+
+def _two(found: list[Tensor] | list[Tensor | None]) -> list[Tensor | None]:
+    return [*found, None, None][:2]
+
+
+def _transposed(state: Tensor | None) -> Tensor | None:
+    return None if state is None else state.transpose(2, 3)

@@ -1,0 +1,223 @@
+"""The walk from border to border: the state stays in registers, transposed [F, value block], in fp32.
+
+A chunk moves it by M' = decay M + push S - sum_n w_n e_n x_n^T, S' = tail_keep S - sum_n u_n e_n x_n^T with errors
+e_n = M l_n - r_n. Anchored rules have l = x, r = v and weights w, u from `chunk_weights` (WEIGHTED); solved
+ones (the delta rule) bring l and r per chunk, weights inside. The pairs of a chunk come as a main tile of
+ROWS pairs from t0 - OFF on, and a halo tile of HALO pairs before t0; one of OFF and HALO is zero.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def pair_tile(
+    base, first, offset, oldest, end, h, column,
+    COUNT: tl.constexpr, H: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Pairs offset .. offset + COUNT of a sequence, [COUNT, columns]; zero where there is none."""
+    pair = offset + tl.arange(0, COUNT)
+    mask = ((pair >= oldest) & (pair < end))[:, None] & (column < WIDTH)[None, :]
+    row = (first + pair) * H + h
+    return tl.load(base + row[:, None] * WIDTH + column[None, :], mask=mask, other=0.0)
+
+
+@triton.jit
+def flat_tile(base, row, column, COUNT: tl.constexpr, WIDTH: tl.constexpr):
+    """COUNT rows from `row` on of a tensor [rows, WIDTH]."""
+    rows = row + tl.arange(0, COUNT)
+    mask = (column < WIDTH)[None, :]
+    return tl.load(base + rows[:, None] * WIDTH + column[None, :], mask=mask, other=0.0)
+
+
+@triton.jit
+def load_state(base, row, column, sf, sv, F: tl.constexpr, WIDTH):
+    mask = (row < F)[:, None] & (column < WIDTH)[None, :]
+    return tl.load(base + row[:, None] * sf + column[None, :] * sv, mask=mask, other=0.0)
+
+
+@triton.jit
+def store_state(base, value, row, column, sf, sv, F: tl.constexpr, WIDTH):
+    mask = (row < F)[:, None] & (column < WIDTH)[None, :]
+    pointer = base + row[:, None] * sf + column[None, :] * sv
+    tl.store(pointer, value.to(base.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def tile_forward(
+    m, new_m, new_s, x, left, right, mix, tail_mix, at, row, first, t0, oldest, end, h, f, column,
+    COUNT: tl.constexpr, BEFORE: tl.constexpr, PLACE: tl.constexpr,
+    H: tl.constexpr, F: tl.constexpr, V: tl.constexpr, N: tl.constexpr,
+    FEEDBACK: tl.constexpr, WEIGHTED: tl.constexpr, MOMENTUM: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """What COUNT pairs from t0 - BEFORE on, columns PLACE.. of the chunk, do to the state."""
+    tile = pair_tile(x, first, t0 - BEFORE, oldest, end, h, f, COUNT, H, F)
+    if WEIGHTED:
+        values = pair_tile(right, first, t0 - BEFORE, oldest, end, h, column, COUNT, H, V)
+        lefts = tile
+    else:
+        values = flat_tile(right, row + PLACE, column, COUNT, V)
+        lefts = flat_tile(left, row + PLACE, f, COUNT, F)
+    error = -values.to(tl.float32)
+    if FEEDBACK:
+        error += tl.dot(lefts, m, input_precision=PRECISION)
+    if MOMENTUM:
+        u = tl.load(tail_mix + row + PLACE + tl.arange(0, COUNT))
+        pushed = (error * u[:, None]).to(tile.dtype)
+        new_s -= tl.dot(tl.trans(tile), pushed, input_precision=PRECISION)
+    if WEIGHTED:
+        error *= tl.load(mix + at * N + PLACE + tl.arange(0, COUNT))[:, None]
+    new_m -= tl.dot(tl.trans(tile), error.to(tile.dtype), input_precision=PRECISION)
+    return new_m, new_s
+
+
+@triton.jit
+def tile_backward(
+    dm, ds, new_dm, x, left, mix, tail_mix, at, row, first, t0, oldest, end, h, f,
+    COUNT: tl.constexpr, BEFORE: tl.constexpr, PLACE: tl.constexpr,
+    H: tl.constexpr, F: tl.constexpr, N: tl.constexpr,
+    WEIGHTED: tl.constexpr, MOMENTUM: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The same backwards: what the errors of these pairs ask of the memory before the chunk."""
+    tile = pair_tile(x, first, t0 - BEFORE, oldest, end, h, f, COUNT, H, F)
+    derror = -tl.dot(tile, dm, input_precision=PRECISION)
+    if WEIGHTED:
+        derror *= tl.load(mix + at * N + PLACE + tl.arange(0, COUNT))[:, None]
+        lefts = tile
+    else:
+        lefts = flat_tile(left, row + PLACE, f, COUNT, F)
+    if MOMENTUM:
+        u = tl.load(tail_mix + row + PLACE + tl.arange(0, COUNT))
+        derror -= tl.dot(tile, ds, input_precision=PRECISION) * u[:, None]
+    return new_dm + tl.dot(tl.trans(lefts), derror.to(tile.dtype), input_precision=PRECISION)
+
+
+@triton.jit
+def walk_forward_kernel(
+    x, left, right, mix, tail_mix, decay, push, tail_keep,
+    memory, momentum, end_memory, end_momentum, border_memory, border_momentum, anchor,
+    run_sequence, run_first, run_count, pair_start, first_chunk, last_chunk, length, past,
+    in_n, in_h, in_f, in_v, out_n, out_h, out_f, out_v,
+    H: tl.constexpr, F: tl.constexpr, V: tl.constexpr, BF: tl.constexpr, BV: tl.constexpr,
+    CHUNK: tl.constexpr, ROWS: tl.constexpr, OFF: tl.constexpr, HALO: tl.constexpr,
+    FEEDBACK: tl.constexpr, WEIGHTED: tl.constexpr, MOMENTUM: tl.constexpr,
+    PROBE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Walk one run of chunks, storing the state before each.
+
+    PROBE: start from zero instead, and beside the value columns walk unit states without values,
+    whose ends are the run's transition; nothing is stored but the ends."""
+    block, h, r = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    n = tl.load(run_sequence + r).to(tl.int64)
+    begin, count = tl.load(run_first + r).to(tl.int64), tl.load(run_count + r)
+    origin, last = tl.load(first_chunk + n), tl.load(last_chunk + n)
+    first, end, oldest = tl.load(pair_start + n), tl.load(length + n), -tl.load(past + n)
+    N: tl.constexpr = CHUNK + OFF + HALO
+    f, column = tl.arange(0, BF), block * BV + tl.arange(0, BV)
+    s = tl.zeros([BF, BV], tl.float32)
+    if PROBE:
+        unit = column - (V + BV - 1) // BV * BV  # columns of unit states: the memory's, then momentum's
+        m = tl.where((f[:, None] == unit[None, :]) & (f < F)[:, None], 1.0, 0.0)
+        if MOMENTUM:
+            s = tl.where((f[:, None] == unit[None, :] - F) & (f < F)[:, None], 1.0, 0.0)
+    else:
+        m = load_state(memory + r * in_n + h * in_h, f, column, in_f, in_v, F, V)
+        if MOMENTUM:
+            s = load_state(momentum + r * in_n + h * in_h, f, column, in_f, in_v, F, V)
+    for k in range(count):
+        i = begin + k
+        t0, row = (i - origin) * CHUNK, (i * H + h) * N
+        at = (i * H + h) * CHUNK + CHUNK - 1  # the chunk's last token
+        if not PROBE:
+            store_state(border_memory + (i * H + h) * F * V, m, f, column, V, 1, F, V)
+            if MOMENTUM:
+                store_state(border_momentum + (i * H + h) * F * V, s, f, column, V, 1, F, V)
+            if i == last:
+                store_state(anchor + (n * H + h) * F * V, m, f, column, 1, F, F, V)
+        new_m, new_s = tl.load(decay + i * H + h) * m, s
+        if MOMENTUM:
+            new_m += tl.load(push + at) * s
+            new_s = tl.load(tail_keep + i * H + h) * s
+        narrow = m.to(x.dtype.element_ty)
+        new_m, new_s = tile_forward(
+            narrow, new_m, new_s, x, left, right, mix, tail_mix, at, row, first, t0, oldest, end,
+            h, f, column, ROWS, OFF, HALO, H, F, V, N, FEEDBACK, WEIGHTED, MOMENTUM, PRECISION,
+        )  # fmt: skip
+        if HALO > 0:
+            new_m, new_s = tile_forward(
+                narrow, new_m, new_s, x, left, right, mix, tail_mix, at, row, first, t0, oldest, end,
+                h, f, column, HALO, HALO, 0, H, F, V, N, FEEDBACK, WEIGHTED, MOMENTUM, PRECISION,
+            )  # fmt: skip
+        m, s = new_m, new_s
+    width = tl.num_programs(0) * BV if PROBE else V
+    store_state(end_memory + r * out_n + h * out_h, m, f, column, out_f, out_v, F, width)
+    if MOMENTUM:
+        store_state(end_momentum + r * out_n + h * out_h, s, f, column, out_f, out_v, F, width)
+
+
+@triton.jit
+def walk_backward_kernel(
+    x, left, mix, tail_mix, decay, push, tail_keep, queries, q, dy,
+    dend_memory, dend_momentum, dmemory, dmomentum, dborder_memory, dborder_momentum, danchor,
+    run_sequence, run_first, run_count, start, pair_start, first_chunk, last_chunk, length, past,
+    in_n, in_h, in_f, in_v, out_n, out_h, out_f, out_v,
+    H: tl.constexpr, F: tl.constexpr, V: tl.constexpr, BF: tl.constexpr, BV: tl.constexpr,
+    CHUNK: tl.constexpr, ROWS: tl.constexpr, OFF: tl.constexpr, HALO: tl.constexpr,
+    FEEDBACK: tl.constexpr, WEIGHTED: tl.constexpr, MOMENTUM: tl.constexpr, ANCHOR: tl.constexpr,
+    PROBE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Walk one run of chunks from its end, storing what the future asks of the state after each.
+
+    queries: the effective queries Qe, y = Qe M^T + (push q) S^T + terms without a state.
+    PROBE: start from zero and store only where the run begins."""
+    block, h, r = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    n = tl.load(run_sequence + r).to(tl.int64)
+    begin, count = tl.load(run_first + r).to(tl.int64), tl.load(run_count + r)
+    origin, last = tl.load(first_chunk + n), tl.load(last_chunk + n)
+    token, first = tl.load(start + n), tl.load(pair_start + n)
+    end, oldest = tl.load(length + n), -tl.load(past + n)
+    N: tl.constexpr = CHUNK + OFF + HALO
+    f, column = tl.arange(0, BF), block * BV + tl.arange(0, BV)
+    dm = tl.zeros([BF, BV], tl.float32)
+    ds = tl.zeros([BF, BV], tl.float32)
+    if not PROBE:
+        dm = load_state(dend_memory + r * in_n + h * in_h, f, column, in_f, in_v, F, V)
+        if MOMENTUM:
+            ds = load_state(dend_momentum + r * in_n + h * in_h, f, column, in_f, in_v, F, V)
+    for k in range(count):
+        i = begin + count - 1 - k
+        t0, row = (i - origin) * CHUNK, (i * H + h) * N
+        at = (i * H + h) * CHUNK + CHUNK - 1
+        if not PROBE:
+            store_state(dborder_memory + (i * H + h) * F * V, dm, f, column, V, 1, F, V)
+            if MOMENTUM:
+                store_state(dborder_momentum + (i * H + h) * F * V, ds, f, column, V, 1, F, V)
+        narrow_m = dm.to(x.dtype.element_ty)
+        narrow_s = ds.to(x.dtype.element_ty)
+        dy_tile = pair_tile(dy, token, t0, 0, end, h, column, CHUNK, H, V)
+        seen = pair_tile(queries, token, t0, 0, end, h, f, CHUNK, H, F)
+        new_dm = tl.load(decay + i * H + h) * dm
+        if MOMENTUM:
+            pushes = tl.load(push + (i * H + h) * CHUNK + tl.arange(0, CHUNK))
+            query = pair_tile(q, token, t0, 0, end, h, f, CHUNK, H, F)
+            query = (query * pushes[:, None]).to(query.dtype)
+            ds = tl.load(tail_keep + i * H + h) * ds + tl.load(push + at) * dm
+            ds += tl.dot(tl.trans(query), dy_tile, input_precision=PRECISION)
+        new_dm += tl.dot(tl.trans(seen), dy_tile, input_precision=PRECISION)
+        if FEEDBACK:
+            new_dm = tile_backward(
+                narrow_m, narrow_s, new_dm, x, left, mix, tail_mix, at, row, first, t0, oldest,
+                end, h, f, ROWS, OFF, HALO, H, F, N, WEIGHTED, MOMENTUM, PRECISION,
+            )  # fmt: skip
+            if HALO > 0:
+                new_dm = tile_backward(
+                    narrow_m, narrow_s, new_dm, x, left, mix, tail_mix, at, row, first, t0, oldest,
+                    end, h, f, HALO, HALO, 0, H, F, N, WEIGHTED, MOMENTUM, PRECISION,
+                )  # fmt: skip
+        dm = new_dm
+        if ANCHOR:
+            if i == last:
+                dm += load_state(danchor + (n * H + h) * F * V, f, column, 1, F, F, V)
+    store_state(dmemory + r * out_n + h * out_h, dm, f, column, out_f, out_v, F, V)
+    if MOMENTUM:
+        store_state(dmomentum + r * out_n + h * out_h, ds, f, column, out_f, out_v, F, V)

@@ -1,0 +1,149 @@
+"""Host side of the fused form: the walk, then all chunks at once; backwards the same."""
+
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from atlas_lm.ops.backend import HALVES
+from atlas_lm.ops.chunk_walk.fused import Walk, rows_of
+from atlas_lm.ops.chunk_weights import ChunkWeights, chunk_weights
+from atlas_lm.ops.linear_memory.kernels import backward_kernel, forward_kernel, halo_kernel
+from atlas_lm.ops.linear_memory.record import LinearState, Problem
+from atlas_lm.ops.sequences import Sequences
+
+CHUNKS = (16, 32, 64)  # tokens per chunk that kernels take
+WIDEST = 256  # features and values
+
+
+def declines(chunk: int, window: int, features: int, values: int) -> str | None:
+    """Why there is no kernel for these sizes; None where there is one."""
+    if chunk not in CHUNKS:
+        return f"kernels take chunks of {', '.join(map(str, CHUNKS))} tokens, and the chunk is {chunk}"
+    if max(features, values) > WIDEST:
+        return f"kernels take up to {WIDEST} features and values, got {features} and {values}"
+    if window - 1 > chunk:
+        return f"kernels take windows up to the chunk and one pair more, got {window} at chunk {chunk}"
+    return None
+
+
+def linear_memory_fused(problem: Problem) -> tuple[Tensor, LinearState]:
+    """`linear_memory` by Triton kernels."""
+    p, s = problem, problem.sequences
+    halo = 0 if p.window == 1 else max(16, triton.next_power_of_2(p.window - 1))
+    weights = chunk_weights(p.eta, p.log_alpha, p.theta, p.gamma, s, halo=halo)
+    y, *state = _LinearMemory.apply(
+        p.q.contiguous(), p.k.contiguous(), p.v.contiguous(), *weights, p.memory, p.momentum,
+        s, halo, p.objective == "l2", p.keep == "states",
+    )  # fmt: skip
+    if not s.full:  # a row without tokens passes no border
+        idle = (s.length == 0)[:, None, None, None]
+        state[1] = torch.where(idle, p.memory, state[1])
+    return y, LinearState(*state, *[None] * (3 - len(state)))
+
+
+class _LinearMemory(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+        weights, (memory, momentum) = ChunkWeights(*rest[:5]), rest[5:7]
+        sequences, halo, feedback, keep_borders = rest[7:]
+        walk = _walk(k, v, weights, sequences, halo, feedback)
+        walked = walk.forward(memory, momentum)
+        make = torch.empty if sequences.full else torch.zeros
+        y = make(*q.shape[:2], v.shape[-1], dtype=q.dtype, device=q.device)
+        queries = torch.empty_like(q)
+        _launch(
+            forward_kernel, walk, q, v,
+            (q, k, v, weights.mix, weights.keep, weights.push, walked.borders, walked.momentum_borders,
+             y, queries),
+        )  # fmt: skip
+        borders = [walked.borders, walked.momentum_borders] if keep_borders else [None, None]
+        ctx.save_for_backward(
+            q, k, v, *weights, queries, *borders, *walked.starts, walked.transition
+        )
+        ctx.rest = (sequences, halo, feedback)
+        ctx.set_materialize_grads(False)
+        state = (walked.memory, walked.anchor)
+        return (y, *state) if momentum is None else (y, *state, walked.momentum)  # type: ignore[return-value]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor | None, *dstate: Tensor | None) -> tuple[Any, ...]:
+        q, k, v, *saved = ctx.saved_tensors
+        weights, queries = ChunkWeights(*saved[:5]), saved[5]
+        borders, starts, transition = saved[6:8], saved[8:10], saved[10]
+        walk = _walk(k, v, weights, *ctx.rest)
+        if borders[0] is None:
+            borders = walk.again(starts)
+        dy = torch.zeros_like(v[: q.shape[0]]) if dy is None else dy.contiguous()
+        dmemory, danchor, *dmomentum = dstate
+        shape = (ctx.rest[0].count, *borders[0].shape[1:2], v.shape[-1], q.shape[-1])
+        dends = [_or_zero(dmemory, shape, q)]
+        if weights.push is not None:
+            dends.append(_or_zero(dmomentum[0], shape, q))
+        asked, dstart = walk.backward(
+            transition, queries, q, dy, [*dends, None][:2],
+            None if danchor is None else danchor.contiguous(),
+        )  # fmt: skip
+        dq, dk, dv, dweights = _chunks_backward(walk, q, k, v, weights, borders, asked, dy)
+        return dq, dk, dv, *dweights, *dstart, *[None] * 4
+
+
+def _chunks_backward(
+    walk: Walk,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    weights: ChunkWeights,
+    borders: Any,
+    asked: Any,
+    dy: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, list[Tensor | None]]:
+    s, edge = walk.sequences, walk.halo
+    covered = s.full and k.shape[0] == q.shape[0]
+    dq = torch.empty_like(q) if s.full else torch.zeros_like(q)
+    dk, dv = (torch.empty_like(x) if covered else torch.zeros_like(x) for x in (k, v))
+    halos = [x.new_empty(s.chunks, x.shape[1], edge, x.shape[2]) for x in (k, v)]
+    dweights = [None if w is None else torch.empty_like(w) for w in weights]
+    dmix, dkeep, dpush, dtail_mix, dtail_keep = dweights
+    _launch(
+        backward_kernel, walk, q, v,
+        (q, k, v, weights.mix, weights.tail_mix, weights.keep, weights.push, *borders, *asked, dy,
+         dq, dk, dv, *halos, dmix, dkeep, dpush, dtail_mix, dtail_keep),
+    )  # fmt: skip
+    if edge:
+        for grad, halo in ((dk, halos[0]), (dv, halos[1])):
+            halo_kernel[(s.chunks, q.shape[1])](
+                grad, halo, s.pair_start, s.length, s.past, s.first_chunk, s.sequence,
+                H=q.shape[1], WIDTH=grad.shape[2], BLOCK=triton.next_power_of_2(grad.shape[2]),
+                CHUNK=s.chunk, EDGE=edge,
+            )  # fmt: skip
+    return dq, dk, dv, dweights
+
+
+def _walk(
+    k: Tensor, v: Tensor, weights: ChunkWeights, sequences: Sequences, halo: int, feedback: bool
+) -> Walk:
+    decay = weights.keep[:, :, -1].contiguous()
+    return Walk(sequences, k, v, decay, halo, weights=weights, feedback=feedback)
+
+
+def _launch(kernel: Any, walk: Walk, q: Tensor, v: Tensor, tensors: tuple[Any, ...]) -> None:
+    s, (_, h, f) = walk.sequences, q.shape
+    half = q.dtype in HALVES
+    wide = max(16, triton.next_power_of_2(f))
+    block = max(16, min(64 if half else 32, triton.next_power_of_2(v.shape[-1])))
+    kernel[(s.chunks, h)](
+        *tensors, s.start, s.pair_start, s.length, s.past, s.first_chunk, s.sequence,
+        H=h, F=f, V=v.shape[-1], BF=wide, BV=block, CHUNK=s.chunk, **rows_of(s.chunk, walk.halo),
+        FEEDBACK=walk.feedback, MOMENTUM=walk.has_momentum,
+        PRECISION="tf32" if half else "tf32x3", num_warps=8, num_stages=1,
+    )  # fmt: skip
+
+
+def _or_zero(grad: Tensor | None, shape: tuple[int, ...], like: Tensor) -> Tensor:
+    if grad is not None:
+        return grad.contiguous()
+    return torch.zeros(shape, dtype=torch.float32, device=like.device)

@@ -1,0 +1,1 @@
+"""One token of every row: the memory is written and read in one launch, for decoding."""

@@ -1,0 +1,106 @@
+"""Where sequences lie in flat tensors [rows, H, ...], and how each is cut into chunks.
+
+Kernels know only this: rows of a batch, packed sequences and rows of different length look alike.
+"""
+
+import functools
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Sequences:
+    """Token t of sequence n stands in row start[n] + t of q, y and the gates, pair t in row
+    pair_start[n] + t of k and v; pairs exist from t = -past[n] on, tokens below length[n]."""
+
+    start: Tensor  # [N] int64
+    pair_start: Tensor  # [N] int64
+    length: Tensor  # [N] int32
+    past: Tensor  # [N] int32
+    first_chunk: Tensor  # [N+1] int32
+    sequence: Tensor  # [NC] int32, the sequence of each chunk
+    chunk: int  # tokens per chunk (or tile)
+    most: int  # chunks of the longest sequence
+    even: bool  # all have `most` chunks
+    full: bool  # every row of q is a token of some sequence
+
+    @property
+    def count(self) -> int:
+        return self.start.shape[0]
+
+    @property
+    def chunks(self) -> int:
+        return self.sequence.shape[0]
+
+    @property
+    def last_chunk(self) -> Tensor:
+        """The last chunk of each sequence that holds tokens, [N] int32; before the first: no tokens."""
+        return self.first_chunk[:-1] + (self.length + self.chunk - 1) // self.chunk - 1
+
+
+def even_rows(
+    batch: int,
+    tokens: int,
+    chunk: int,
+    device: torch.device,
+    *,
+    before: int = 0,
+    past: Tensor | None = None,
+    length: Tensor | None = None,
+) -> Sequences:
+    """One sequence per row of a batch.
+
+    before: pairs that stand in front of each row of k and v   past: [B], how many of them exist;
+    None: all   length: [B], tokens of each row, the first ones; None: all
+    """
+    found = _even_rows(batch, tokens, chunk, device, before)
+    if past is not None:
+        found = replace(found, past=past.to(torch.int32))
+    if length is not None:
+        found = replace(found, length=length.to(torch.int32), full=False)
+    return found
+
+
+@functools.lru_cache(maxsize=32)
+def _even_rows(
+    batch: int, tokens: int, chunk: int, device: torch.device, before: int
+) -> Sequences:
+    with torch.inference_mode(False):  # kept for later calls, which may want gradients
+        row = torch.arange(batch + 1, device=device)
+        most = -(-tokens // chunk)
+        return Sequences(
+            start=row[:-1] * tokens,
+            pair_start=row[:-1] * (before + tokens) + before,
+            length=torch.full((batch,), tokens, dtype=torch.int32, device=device),
+            past=torch.full((batch,), before, dtype=torch.int32, device=device),
+            first_chunk=(row * most).to(torch.int32),
+            sequence=row[:-1].repeat_interleave(most).to(torch.int32),
+            chunk=chunk,
+            most=most,
+            even=True,
+            full=True,
+        )
+
+
+def packed(cu_seqlens: Tensor, chunk: int) -> Sequences:
+    """Sequences end to end in one row; cu_seqlens: [N+1], their borders. Reads the borders."""
+    borders = cu_seqlens.to(torch.int64)
+    length = borders.diff()
+    chunks = (length + chunk - 1) // chunk
+    counts = chunks.tolist()
+    first = torch.nn.functional.pad(chunks.cumsum(0), (1, 0))
+    number = torch.arange(len(counts), device=borders.device)
+    return Sequences(
+        start=borders[:-1],
+        pair_start=borders[:-1],
+        length=length.to(torch.int32),
+        past=torch.zeros_like(length, dtype=torch.int32),
+        first_chunk=first.to(torch.int32),
+        sequence=number.repeat_interleave(chunks, output_size=sum(counts)).to(torch.int32),
+        chunk=chunk,
+        most=max(counts),
+        even=len(set(counts)) == 1,
+        full=True,
+    )
