@@ -20,6 +20,7 @@ class Sequences:
     length: Tensor  # [N] int32
     past: Tensor  # [N] int32
     first_chunk: Tensor  # [N+1] int32
+    last_chunk: Tensor  # [N] int32, the last that holds tokens; before the first chunk: none does
     sequence: Tensor  # [NC] int32, the sequence of each chunk
     chunk: int  # tokens per chunk (or tile)
     most: int  # chunks of the longest sequence
@@ -33,11 +34,6 @@ class Sequences:
     @property
     def chunks(self) -> int:
         return self.sequence.shape[0]
-
-    @property
-    def last_chunk(self) -> Tensor:
-        """The last chunk of each sequence that holds tokens, [N] int32; before the first: no tokens."""
-        return self.first_chunk[:-1] + (self.length + self.chunk - 1) // self.chunk - 1
 
 
 def even_rows(
@@ -59,7 +55,9 @@ def even_rows(
     if past is not None:
         found = replace(found, past=past.to(torch.int32))
     if length is not None:
-        found = replace(found, length=length.to(torch.int32), full=False)
+        length = length.to(torch.int32)
+        last = found.first_chunk[:-1] + (length + chunk - 1) // chunk - 1
+        found = replace(found, length=length, last_chunk=last, full=False)
     return found
 
 
@@ -76,6 +74,7 @@ def _even_rows(
             length=torch.full((batch,), tokens, dtype=torch.int32, device=device),
             past=torch.full((batch,), before, dtype=torch.int32, device=device),
             first_chunk=(row * most).to(torch.int32),
+            last_chunk=(row[1:] * most - 1).to(torch.int32),
             sequence=row[:-1].repeat_interleave(most).to(torch.int32),
             chunk=chunk,
             most=most,
@@ -98,6 +97,7 @@ def packed(cu_seqlens: Tensor, chunk: int) -> Sequences:
         length=length.to(torch.int32),
         past=torch.zeros_like(length, dtype=torch.int32),
         first_chunk=first.to(torch.int32),
+        last_chunk=(first[1:] - 1).to(torch.int32),
         sequence=number.repeat_interleave(chunks, output_size=sum(counts)).to(torch.int32),
         chunk=chunk,
         most=max(counts),

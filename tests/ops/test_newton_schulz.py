@@ -1,6 +1,8 @@
 """Newton-Schulz by matrix products against the same polynomials on singular values."""
 
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -128,3 +130,27 @@ def test_transposed_in_transposed_out():
 def test_unknown_schedules_are_refused(name, steps, words):
     with pytest.raises(ValueError, match=words):
         newton_schulz(torch.eye(2), steps, name=name)
+
+
+def test_forms_are_refused_where_they_cannot_run():
+    with pytest.raises(ValueError, match="form is 'fast', wanted one of auto, parallel, fused"):
+        newton_schulz(torch.eye(2), 5, form="fast")
+    with pytest.raises(ValueError, match=r"no fused form here: .*fp64; use form='parallel'"):
+        newton_schulz(draw((3, 4)), 5, form="fused")
+
+
+def test_auto_is_the_parallel_form_on_the_cpu():
+    matrix = draw((2, 4, 6)).float()
+    got = newton_schulz(matrix, 5)
+    assert torch.equal(got, newton_schulz(matrix, 5, form="parallel"))
+
+
+def test_the_cpu_needs_no_triton():
+    """Neither the import nor a call loads Triton: kernels are loaded where they run."""
+    lines = (
+        "import sys, torch",
+        "from atlas_lm.ops.newton_schulz import newton_schulz",
+        "newton_schulz(torch.eye(2), 5)",
+        "sys.exit('triton' in sys.modules)",
+    )
+    assert subprocess.run([sys.executable, "-c", "\n".join(lines)]).returncode == 0

@@ -6,6 +6,7 @@ walking unit states and zero, a few small products give the state before each ru
 again with their true starts.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,11 +23,12 @@ from atlas_lm.ops.sequences import Sequences
 
 PROGRAMS = 256  # walk this many runs side by side, if there are chunks enough
 SHORTEST = 8  # chunks of a run
+CELLS, WARPS, STAGES = 8192, 4, 2  # fp32 numbers of state per program, warps, pipeline stages
 
 
 @dataclass(frozen=True, eq=False)
 class Runs:
-    sequence: Tensor  # [NR] int32
+    sequence: Tensor  # [NR] int32, NR = N * each
     first: Tensor  # [NR] int32, first chunk
     count: Tensor  # [NR] int32, chunks that hold tokens
     each: int  # runs per sequence
@@ -40,7 +42,7 @@ class Walked:
     momentum: Tensor | None
     anchor: Tensor  # [N, H, V, F] fp32, before the last chunk that holds tokens
     starts: list[Tensor | None]  # memory and momentum before each run, to walk again
-    transition: Tensor | None  # [N, runs, H, F or 2F, F or 2F] fp32, with several runs
+    transition: Tensor | None  # [runs, N H, F or 2F, F or 2F] fp32, with several runs
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,11 +69,10 @@ class Walk:
         if runs.each == 1:
             return self._walk(runs, [_transposed(s) for s in given], None)
         transition, gain = self._probe(runs)
-        starts, state = [], self._join(given)
-        for r in range(runs.each):
-            starts.append(state)
-            state = gain[:, r] + transition[:, r] @ state
-        return self._walk(runs, self._part(torch.stack(starts, dim=1)), transition)
+        states = self._between(runs, given, order=range(runs.each))
+        for r in range(runs.each - 1):
+            torch.baddbmm(gain[r], transition[r], states[r], out=states[r + 1])
+        return self._walk(runs, self._part(states), transition)
 
     def again(self, walked_starts: list[Tensor | None]) -> tuple[Tensor, Tensor | None]:
         """The borders once more, from the states before each run."""
@@ -97,14 +98,13 @@ class Walk:
         if runs.each == 1:
             return self._walk_back(runs, [_transposed(s) for s in dstate], given)
         assert transition is not None
-        asked = self._unfold(self._walk_back(runs, [None, None], given, probe=True)[1], runs)
-        ends, state = [], self._join(dstate)
-        for r in reversed(range(runs.each)):
-            ends.append(state)
-            state = asked[:, r] + transition[:, r].mT @ state
-        ends.reverse()
-        borders, _ = self._walk_back(runs, self._part(torch.stack(ends, dim=1)), given)
-        return borders, [s if s is None else s.mT.contiguous() for s in self._part(state)]
+        asked = self._by_run(self._walk_back(runs, [None, None], given, probe=True)[1], runs)
+        states = self._between(runs, dstate, order=range(runs.each - 1, -1, -1))
+        for r in range(runs.each - 1, 0, -1):
+            torch.baddbmm(asked[r], transition[r].mT, states[r], out=states[r - 1])
+        borders, found = self._walk_back(runs, self._part(states), given)
+        count = self.sequences.count  # the first run of each sequence
+        return borders, [None if d is None else d[:count].mT.contiguous() for d in found]
 
     def _walk(
         self, runs: Runs, starts: list[Tensor | None], transition: Tensor | None
@@ -118,13 +118,13 @@ class Walk:
         anchor = self.decay.new_empty(count, h, v, f)
         out = [*_two(ends), *_two(borders), anchor]
         self._launch_forward(runs, starts, out, ends[0].transpose(2, 3), v, probe=False)
-        last = [end.view(count, runs.each, h, v, f)[:, -1] for end in ends]
+        last = [end[number - count :] for end in ends]  # the last run of each sequence
         memory, momentum = _two(last)
         assert memory is not None
         return Walked(borders[0], _two(borders)[1], memory, momentum, anchor, starts, transition)
 
     def _probe(self, runs: Runs) -> tuple[Tensor, Tensor]:
-        """Transition [N, runs, H, F, F] and gain [N, runs, H, F, V] of every run (2F with momentum)."""
+        """Transition [runs, N H, F, F] and gain [runs, N H, F, V] of every run (2F with momentum)."""
         h, f, v = self._widths()
         block, units = self._tile()["BV"], f * (2 if self.has_momentum else 1)
         values = -(-v // block) * block
@@ -133,8 +133,8 @@ class Walk:
         ends = [self.decay.new_empty(shape) for _ in range(2 if self.has_momentum else 1)]
         out = [*_two(ends), None, None, None]
         self._launch_forward(runs, [None, None], out, ends[0], width, probe=True)
-        ends_by_run = self._unfold(_two(ends), runs)
-        return ends_by_run[..., values : values + units], ends_by_run[..., :v]
+        by_run = self._by_run(_two(ends), runs)
+        return by_run[..., values : values + units], by_run[..., :v]
 
     def _launch_forward(
         self,
@@ -188,14 +188,7 @@ class Walk:
         s = self.sequences
         here = -(-self.right.shape[-1] // self._tile()["BV"]) * self.x.shape[1] * s.count
         each = max(1, min(PROGRAMS // here, s.most // SHORTEST)) if s.even else 1
-        each = 2 ** int(math.log2(each))
-        size = -(-s.most // each)
-        run = torch.arange(each, dtype=torch.int32, device=s.length.device)
-        chunks = (s.length + s.chunk - 1) // s.chunk
-        first = s.first_chunk[:-1].unsqueeze(1) + run * size
-        count = (chunks.unsqueeze(1) - run * size).clamp(0, size if each > 1 else s.most)
-        number = torch.arange(s.count, dtype=torch.int32, device=s.length.device)
-        return Runs(number.repeat_interleave(each), first.flatten(), count.flatten(), each)
+        return cut(s, 2 ** int(math.log2(each)))
 
     def _widths(self) -> tuple[int, int, int]:
         return self.x.shape[1], self.x.shape[2], self.right.shape[-1]
@@ -214,30 +207,50 @@ class Walk:
             FEEDBACK=self.feedback,
             WEIGHTED=self.weights is not None,
             MOMENTUM=self.has_momentum,
-            PRECISION="tf32" if half else "tf32x3",
+            PRECISION="tf32" if half else "ieee",
         )
 
     def _tile(self) -> dict[str, int]:
-        """BF, BV, warps and stages. A state of [BF, BV] per program stays in registers."""
+        """BF, BV, warps and stages. The state of a program, [BF, BV] or two of them, stays in registers."""
         _, f, v = self._widths()
         wide = max(16, triton.next_power_of_2(f))
-        cell = 8192 if self.x.dtype in HALVES else 4096
-        block = max(16, min(64, triton.next_power_of_2(v), cell // wide))
-        return dict(BF=wide, BV=block, num_warps=4, num_stages=2)
+        cells = CELLS if self.x.dtype in HALVES and not self.has_momentum else CELLS // 2
+        block = max(16, min(64, triton.next_power_of_2(v), cells // wide))
+        return dict(BF=wide, BV=block, num_warps=WARPS, num_stages=STAGES)
 
-    def _join(self, state: Sequence[Tensor | None]) -> Tensor:
-        """[N, H, V, F] each -> memory above momentum, transposed [N, H, F or 2F, V]"""
-        return torch.cat([s.mT for s in state if s is not None], dim=-2)
+    def _between(self, runs: Runs, state: Sequence[Tensor | None], order: range) -> Tensor:
+        """Room for memory above momentum, transposed, at the border of every run [runs, N H, F or 2F, V];
+        the first in order holds the given state [N, H, V, F]."""
+        joined = torch.cat([s.mT for s in state if s is not None], dim=-2).flatten(0, 1)
+        states = joined.new_empty(runs.each, *joined.shape)
+        states[order[0]] = joined
+        return states
 
-    def _part(self, joined: Tensor) -> list[Tensor | None]:
-        """The inverse, still transposed; runs flattened: [N, (runs,) H, F or 2F, V] -> [N runs, H, F, V]"""
-        parts = joined.flatten(0, -4).split(self.x.shape[2], dim=-2)
-        return _two([part.contiguous() for part in parts])
+    def _part(self, states: Tensor) -> list[Tensor | None]:
+        """[runs, N H, F or 2F, V] -> memory and momentum by run [NR, H, F, V]"""
+        rows = states.flatten(0, 1).unflatten(0, (-1, self.x.shape[1]))
+        return _two(list(rows.split(self.x.shape[2], dim=-2)))
 
-    def _unfold(self, found: Sequence[Tensor | None], runs: Runs) -> Tensor:
-        """[NR, H, F, .] each -> [N, runs, H, F or 2F, .]"""
-        joined = torch.cat([d for d in found if d is not None], dim=-2)
-        return joined.unflatten(0, (-1, runs.each))
+    def _by_run(self, found: Sequence[Tensor | None], runs: Runs) -> Tensor:
+        """[NR, H, F, .] each -> [runs, N H, F or 2F, .]"""
+        joined = torch.cat([d for d in found if d is not None], dim=-2) if found[1] is not None else found[0]
+        assert joined is not None
+        return joined.flatten(0, 1).unflatten(0, (runs.each, -1))
+
+
+@functools.lru_cache(maxsize=32)
+def cut(s: Sequences, each: int) -> Runs:
+    """Every sequence in `each` runs of chunks; run r of all sequences together, before run r + 1."""
+    size = -(-s.most // each)
+    run = torch.arange(each, dtype=torch.int32, device=s.length.device).unsqueeze(1)
+    chunks = (s.length + s.chunk - 1) // s.chunk
+    number = torch.arange(s.count, dtype=torch.int32, device=s.length.device)
+    return Runs(
+        sequence=number.repeat(each),
+        first=(s.first_chunk[:-1] + run * size).flatten(),
+        count=(chunks - run * size).clamp(0, size).flatten(),
+        each=each,
+    )
 
 
 def rows_of(chunk: int, halo: int) -> dict[str, int]:

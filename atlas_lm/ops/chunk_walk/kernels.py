@@ -16,18 +16,19 @@ def pair_tile(
     COUNT: tl.constexpr, H: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Pairs offset .. offset + COUNT of a sequence, [COUNT, columns]; zero where there is none."""
-    pair = offset + tl.arange(0, COUNT)
-    mask = ((pair >= oldest) & (pair < end))[:, None] & (column < WIDTH)[None, :]
-    row = (first + pair) * H + h
-    return tl.load(base + row[:, None] * WIDTH + column[None, :], mask=mask, other=0.0)
+    r = tl.arange(0, COUNT)
+    low, high = (oldest - offset).to(tl.int32), (end - offset).to(tl.int32)
+    mask = ((r >= low) & (r < high))[:, None] & (column < WIDTH)[None, :]
+    here = base + ((first + offset) * H + h) * WIDTH
+    return tl.load(here + r[:, None] * (H * WIDTH) + column[None, :], mask=mask, other=0.0)
 
 
 @triton.jit
 def flat_tile(base, row, column, COUNT: tl.constexpr, WIDTH: tl.constexpr):
     """COUNT rows from `row` on of a tensor [rows, WIDTH]."""
-    rows = row + tl.arange(0, COUNT)
+    r = tl.arange(0, COUNT)
     mask = (column < WIDTH)[None, :]
-    return tl.load(base + rows[:, None] * WIDTH + column[None, :], mask=mask, other=0.0)
+    return tl.load(base + row * WIDTH + r[:, None] * WIDTH + column[None, :], mask=mask, other=0.0)
 
 
 @triton.jit

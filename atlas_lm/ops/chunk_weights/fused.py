@@ -30,7 +30,7 @@ def window_row(
 
 @triton.jit
 def weights_forward_kernel(
-    eta, log_alpha, theta, gamma,
+    eta, retain, theta, gamma,
     mix, keep, push, carry, momentum_mix,
     start, length, past, first_chunk, sequence,
     H: tl.constexpr, CHUNK: tl.constexpr, HALO: tl.constexpr, C: tl.constexpr, WIDTH: tl.constexpr,
@@ -56,7 +56,7 @@ def weights_forward_kernel(
         step = tl.load(eta + row, mask=valid, other=0.0)
         alpha = 1.0
         if DECAYS:
-            alpha = tl.exp(tl.load(log_alpha + row, mask=valid, other=0.0))
+            alpha = tl.load(retain + row, mask=valid, other=1.0)
         weight, _, _ = window_row(gamma, row, t, valid, columns, oldest, HALO, C, GATED)
         if MOMENTUM:
             momentum = tl.load(theta + row, mask=valid, other=1.0)
@@ -76,10 +76,10 @@ def weights_forward_kernel(
 
 @triton.jit
 def weights_backward_kernel(
-    eta, log_alpha, theta, gamma,
+    eta, retain, theta, gamma,
     mix, keep, push, carry, momentum_mix,
     dmix, dkeep, dpush, dtail_mix, dtail_keep,
-    deta, dlog_alpha, dtheta, dgamma,
+    deta, dretain, dtheta, dgamma,
     start, length, past, first_chunk, sequence,
     H: tl.constexpr, CHUNK: tl.constexpr, HALO: tl.constexpr, C: tl.constexpr, WIDTH: tl.constexpr,
     DECAYS: tl.constexpr, MOMENTUM: tl.constexpr, GATED: tl.constexpr,
@@ -131,8 +131,8 @@ def weights_backward_kernel(
             ds = momentum * ds
             dc = momentum * dc
         if DECAYS:
-            alpha = tl.exp(tl.load(log_alpha + row, mask=valid, other=0.0))
-            tl.store(dlog_alpha + row, dalpha * alpha, mask=valid)
+            tl.store(dretain + row, dalpha, mask=valid)
+            alpha = tl.load(retain + row, mask=valid, other=1.0)
             dm, da, dp = alpha * dm, alpha * da, alpha * dp
 
 
@@ -141,13 +141,13 @@ class _ChunkWeights(torch.autograd.Function):
     def forward(
         ctx: Any,
         eta: Tensor,
-        log_alpha: Tensor | None,
+        retain: Tensor | None,
         theta: Tensor | None,
         gamma: Tensor | None,
         sequences: Sequences,
         halo: int,
     ) -> tuple[Tensor, ...]:
-        gates = [None if g is None else g.contiguous() for g in (eta, log_alpha, theta, gamma)]
+        gates = [None if g is None else g.contiguous() for g in (eta, retain, theta, gamma)]
         shape = (sequences.chunks, eta.shape[1], sequences.chunk)
         mix = eta.new_empty(*shape, halo + sequences.chunk)
         keep = eta.new_empty(shape)
@@ -182,14 +182,16 @@ def chunk_weights_fused(
     sequences: Sequences,
     halo: int,
 ) -> ChunkWeights:
-    made = _ChunkWeights.apply(eta, log_alpha, theta, gamma, sequences, halo)
+    # torch's exp: the kernels' own is off by some 1e-7, which grows over the tokens of a chunk
+    retain = None if log_alpha is None else log_alpha.exp()
+    made = _ChunkWeights.apply(eta, retain, theta, gamma, sequences, halo)
     return ChunkWeights(*made, *[None] * (5 - len(made)))
 
 
 def _launch(
     kernel: Any, gates: Any, made: Any, more: Any, sequences: Sequences, halo: int
 ) -> None:
-    _, log_alpha, theta, gamma = gates
+    _, retain, theta, gamma = gates
     kernel[(sequences.chunks, made[0].shape[1])](
         *gates,
         *made,
@@ -204,7 +206,7 @@ def _launch(
         HALO=halo,
         C=1 if gamma is None else gamma.shape[-1],
         WIDTH=triton.next_power_of_2(halo + sequences.chunk),
-        DECAYS=log_alpha is not None,
+        DECAYS=retain is not None,
         MOMENTUM=theta is not None,
         GATED=gamma is not None,
         num_warps=1,

@@ -21,65 +21,106 @@ def find_tile(
 
 
 @triton.jit
-def load_rows(base, row, there, column, H: tl.constexpr, h, WIDTH: tl.constexpr):
-    """Rows of a flat tensor [rows, H, WIDTH], zero where `there` is false. -> [rows, columns]"""
+def load_rows(base, first, row, there, column, H: tl.constexpr, h, WIDTH: tl.constexpr):
+    """Rows first + row of a flat tensor [rows, H, WIDTH], zero where not `there`. -> [rows, columns]
+
+    first is 64 bits wide and alone, row 32: an address per number in 64 bits would fill the registers."""
+    base += (first * H + h) * WIDTH
     mask = there[:, None] & (column < WIDTH)[None, :]
-    place = (row.to(tl.int64) * H + h) * WIDTH
-    return tl.load(base + place[:, None] + column[None, :], mask=mask, other=0.0)
+    place = (row * (H * WIDTH))[:, None] + column[None, :]
+    return tl.load(base + place, mask=mask, other=0.0)
 
 
 @triton.jit
-def store_rows(base, value, row, there, column, H: tl.constexpr, h, WIDTH: tl.constexpr):
+def store_rows(base, value, first, row, there, column, H: tl.constexpr, h, WIDTH: tl.constexpr):
+    base += (first * H + h) * WIDTH
     mask = there[:, None] & (column < WIDTH)[None, :]
-    place = (row.to(tl.int64) * H + h) * WIDTH
-    pointers = base + place[:, None] + column[None, :]
-    tl.store(pointers, value.to(base.dtype.element_ty), mask=mask)
+    place = (row * (H * WIDTH))[:, None] + column[None, :]
+    tl.store(base + place, value.to(base.dtype.element_ty), mask=mask)
 
 
 @triton.jit
-def tile_gates(
-    mix, keep, gamma, row0, h, t, j, there,
-    H: tl.constexpr, CHUNK: tl.constexpr, C: tl.constexpr, AFTER: tl.constexpr,
-):  # fmt: skip
-    """point [ROWS, ROWS] and p [ROWS] where slopes are taken, gamma of the rows, and the weights
-    [CHUNK, ROWS] of their tokens in every memory of the tile. mix, keep: at the tile."""
-    LAG: tl.constexpr = 0 if AFTER else 1
-    before = t[:, None] > t[None, :]
-    point = tl.load(mix + (t - LAG)[:, None] * CHUNK + t[None, :], mask=before, other=0.0)
-    p = tl.load(keep + t - LAG, mask=t >= LAG, other=1.0)
+def row_gates(gamma, row0, h, t, j, there, H: tl.constexpr, C: tl.constexpr):
+    """gamma of each row, zero where there is no pair."""
+    if C == 1:
+        g = there.to(tl.float32)
+    else:
+        g = tl.load(gamma + (row0 * H + h) * C + t * (H * C) + j, mask=there, other=0.0)
+    return g
+
+
+@triton.jit
+def write_weights(mix, t, CHUNK: tl.constexpr):
+    """[CHUNK, ROWS]: the weight of each row's token in every memory of the tile, zero in earlier ones.
+    mix: at the tile"""
     token = tl.arange(0, CHUNK)
-    causal = token[:, None] >= t[None, :]
-    weight = tl.load(mix + token[:, None] * CHUNK + t[None, :], mask=causal, other=0.0)
-    g = there.to(tl.float32)
-    if C > 1:
-        g = tl.load(gamma + ((row0 + t) * H + h) * C + j, mask=there, other=0.0)
-    return point, p, g, weight
+    return tl.load(mix + token[:, None] * CHUNK + t[None, :])
 
 
 @triton.jit
-def unit_inverse(n, ROWS: tl.constexpr):
-    """(I + N)^{-1}, N [ROWS, ROWS] strictly lower: blocks of 16 by substitution, then twice doubled.
+def slope_weights(mix, t, CHUNK: tl.constexpr, AFTER: tl.constexpr):
+    """point [ROWS, ROWS]: the same in the memory at which each row takes its slope."""
+    at = t if AFTER else tl.maximum(t - 1, 0)
+    weight = tl.load(mix + at[:, None] * CHUNK + t[None, :])
+    return tl.where(t[:, None] > t[None, :], weight, 0.0)
 
-    [[A, 0], [B, C]]^{-1} = D - D B D with D = diag(A, C)^{-1}: no powers of N, which would grow.
-    """
+
+@triton.jit
+def key_products(
+    x, k, pair0, pair, there,
+    H: tl.constexpr, h, F: tl.constexpr, BF: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """X X^T [ROWS, ROWS]; x: the first block of X."""
+    total = tl.dot(x, tl.trans(x), input_precision=PRECISION)
+    for block in tl.static_range(1, (F + BF - 1) // BF):
+        f = block * BF + tl.arange(0, BF)
+        more = load_rows(k, pair0, pair, there, f, H, h, F)
+        total = tl.dot(more, tl.trans(more), total, input_precision=PRECISION)
+    return total
+
+
+@triton.jit
+def query_products(
+    x, q, k, row0, token, valid, pair0, pair, there,
+    H: tl.constexpr, h, F: tl.constexpr, BF: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Q X^T [CHUNK, ROWS]; x: the first block of X."""
+    reads = load_rows(q, row0, token, valid, tl.arange(0, BF), H, h, F)
+    total = tl.dot(reads, tl.trans(x), input_precision=PRECISION)
+    for block in tl.static_range(1, (F + BF - 1) // BF):
+        f = block * BF + tl.arange(0, BF)
+        reads = load_rows(q, row0, token, valid, f, H, h, F)
+        more = load_rows(k, pair0, pair, there, f, H, h, F)
+        total = tl.dot(reads, tl.trans(more), total, input_precision=PRECISION)
+    return total
+
+
+@triton.jit
+def doubled(d, n, r, SIZE: tl.constexpr, PRECISION: tl.constexpr):
+    """From the inverses of I + N's diagonal blocks of SIZE to those of 2 SIZE; r: numbers of the rows.
+
+    [[A, 0], [B, C]]^{-1} = D - D B D with D = diag(A, C)^{-1}: no powers of N, which would grow."""
+    row, column = r[:, None] // SIZE, r[None, :] // SIZE
+    near = (row // 2 == column // 2) & (row != column)
+    half = tl.dot(d, tl.where(near, n, 0.0), input_precision=PRECISION)
+    return d - tl.dot(half, d, input_precision=PRECISION)
+
+
+@triton.jit
+def unit_inverse(n, ROWS: tl.constexpr, PRECISION: tl.constexpr):
+    """(I + N)^{-1} for N [ROWS, ROWS] strictly lower, from blocks of 2 up; those of 16 side by side."""
     BLOCKS: tl.constexpr = ROWS // 16
     block, r = tl.arange(0, BLOCKS), tl.arange(0, 16)
     own = block[:, None, None, None] == block[None, None, :, None]
     small = tl.sum(tl.where(own, tl.reshape(n, [BLOCKS, 16, BLOCKS, 16]), 0.0), 2)
-    unit = tl.where(r[:, None] == r[None, :], 1.0, 0.0)[None, :, :]
-    inverse = unit - tl.where(r[None, None, :] == 0, small, 0.0)
-    for i in tl.static_range(1, 15):
-        column = tl.sum(tl.where(r[None, None, :] == i, small, 0.0), 2)
-        row = tl.sum(tl.where(r[None, :, None] == i, inverse, 0.0), 1)
-        inverse -= column[:, :, None] * row[:, None, :]
-    d = tl.reshape(tl.where(own, inverse[:, :, None, :], 0.0), [ROWS, ROWS])
-    b = tl.arange(0, ROWS) // 16
-    near = (b[:, None] // 2 == b[None, :] // 2) & (b[:, None] != b[None, :])
-    half = tl.dot(d, tl.where(near, n, 0.0), input_precision="tf32x3")
-    d -= tl.dot(half, d, input_precision="tf32x3")
-    far = b[:, None] // 2 != b[None, :] // 2
-    half = tl.dot(d, tl.where(far, n, 0.0), input_precision="tf32x3")
-    return d - tl.dot(half, d, input_precision="tf32x3")
+    d = tl.where(r[:, None] == r[None, :], 1.0, 0.0)[None, :, :]
+    d -= tl.where((r[:, None] // 2 == r[None, :] // 2)[None, :, :], small, 0.0)
+    d = doubled(d, small, r, 2, "tf32x3")
+    d = doubled(d, small, r, 4, "tf32x3")
+    d = doubled(d, small, r, 8, "tf32x3")
+    d = tl.reshape(tl.where(own, d[:, :, None, :], 0.0), [ROWS, ROWS])
+    d = doubled(d, n, tl.arange(0, ROWS), 16, PRECISION)
+    return doubled(d, n, tl.arange(0, ROWS), 32, PRECISION)
 
 
 @triton.jit
@@ -96,6 +137,7 @@ def solve_kernel(
     i, h = tl.program_id(0).to(tl.int64) // H, tl.program_id(0) % H
     ROWS: tl.constexpr = CHUNK * CP
     NF: tl.constexpr = (F + BF - 1) // BF
+    LAG: tl.constexpr = 0 if AFTER else 1
     tokens, row0, pair0, oldest = find_tile(
         i, start, pair_start, length, past, first_chunk, sequence, CHUNK
     )
@@ -103,52 +145,48 @@ def solve_kernel(
         return
     r, token = tl.arange(0, ROWS), tl.arange(0, CHUNK)
     t, j = r // CP, r % CP
-    there, valid = (t < tokens) & (j < C) & (t - j >= oldest), token < tokens
+    pair = t - j
+    there, valid = (t < tokens) & (j < C) & (pair >= oldest), token < tokens
     at = i * H + h
-    gram = tl.zeros([ROWS, ROWS], tl.float32)
-    cross = tl.zeros([CHUNK, ROWS], tl.float32)
-    for block in tl.static_range(NF):
-        f = block * BF + tl.arange(0, BF)
-        x = load_rows(k, pair0 + t - j, there, f, H, h, F)
-        reads = load_rows(q, row0 + token, valid, f, H, h, F)
-        gram = tl.dot(x, tl.trans(x), gram, input_precision=PRECISION)
-        cross = tl.dot(reads, tl.trans(x), cross, input_precision=PRECISION)
     mix += at * CHUNK * CHUNK
     keep += at * CHUNK
-    point, p, g, weight = tile_gates(mix, keep, gamma, row0, h, t, j, there, H, CHUNK, C, AFTER)
-    solved = unit_inverse(point * g[None, :] * gram, ROWS)
-    tl.store(
-        inverse + (at * ROWS + r)[:, None] * ROWS + r[None, :],
-        solved.to(inverse.dtype.element_ty),
-    )
-    read = tl.dot(weight * g[None, :] * cross, solved, input_precision=PRECISION)
+    g = row_gates(gamma, row0, h, t, j, there, H, C)
+    p = tl.load(keep + t - LAG, mask=t >= LAG, other=1.0)
+    x = load_rows(k, pair0, pair, there, tl.arange(0, BF), H, h, F)
+    coupling = key_products(x, k, pair0, pair, there, H, h, F, BF, PRECISION)
+    coupling *= slope_weights(mix, t, CHUNK, AFTER) * g[None, :]
+    solved = unit_inverse(coupling, ROWS, PRECISION)
+    store_rows(inverse, solved, at * ROWS, r, r < ROWS, r, 1, 0, ROWS)
+    read = query_products(x, q, k, row0, token, valid, pair0, pair, there, H, h, F, BF, PRECISION)
+    read *= write_weights(mix, t, CHUNK) * g[None, :]
+    read = tl.dot(read, solved, input_precision=PRECISION)
     last = tl.load(mix + (CHUNK - 1) * CHUNK + t) * g
     write = last[:, None] * solved
     N: tl.constexpr = HALO + CHUNK
     m = tl.arange(0, PAIRS)
     if C > 1:
-        of_pair = (m[:, None] - HALO == (t - j)[None, :]) & there[None, :]
+        of_pair = (m[:, None] - HALO == pair[None, :]) & there[None, :]
         write = tl.dot(of_pair.to(tl.float32), write, input_precision=PRECISION)
-    out, inside = at * N + m, m < N
+    inside = m < N
     by_feature = (write * p[None, :]).to(k.dtype.element_ty)
     read_feature = (read * p[None, :]).to(k.dtype.element_ty)
     a = tl.load(keep + token)
     for block in tl.static_range(NF):
         f = block * BF + tl.arange(0, BF)
+        reads = load_rows(q, row0, token, valid, f, H, h, F)
         if NF > 1:
-            x = load_rows(k, pair0 + t - j, there, f, H, h, F)
-            reads = load_rows(q, row0 + token, valid, f, H, h, F)
-        store_rows(left, tl.dot(by_feature, x, input_precision=PRECISION), out, inside, f, 1, 0, F)
+            x = load_rows(k, pair0, pair, there, f, H, h, F)
+        store_rows(left, tl.dot(by_feature, x, input_precision=PRECISION), at * N, m, inside, f, 1, 0, F)
         moved = a[:, None] * reads - tl.dot(read_feature, x, input_precision=PRECISION)
-        store_rows(queries, moved, row0 + token, valid, f, H, h, F)
+        store_rows(queries, moved, row0, token, valid, f, H, h, F)
     by_value, read_value = write.to(v.dtype.element_ty), read.to(v.dtype.element_ty)
     for block in tl.static_range((V + BV - 1) // BV):
         column = block * BV + tl.arange(0, BV)
-        values = load_rows(v, pair0 + t - j, there, column, H, h, V)
+        values = load_rows(v, pair0, pair, there, column, H, h, V)
         target = tl.dot(by_value, values, input_precision=PRECISION)
-        store_rows(right, target, out, inside, column, 1, 0, V)
+        store_rows(right, target, at * N, m, inside, column, 1, 0, V)
         target = tl.dot(read_value, values, input_precision=PRECISION)
-        store_rows(own, target, row0 + token, valid, column, H, h, V)
+        store_rows(own, target, row0, token, valid, column, H, h, V)
 
 
 @triton.jit
@@ -169,10 +207,10 @@ def read_kernel(
     token = tl.arange(0, CHUNK)
     valid = token < tokens
     column = tl.program_id(1) * BV + tl.arange(0, BV)
-    total = load_rows(y, row0 + token, valid, column, H, h, V).to(tl.float32)
+    total = load_rows(y, row0, token, valid, column, H, h, V).to(tl.float32)
     for block in tl.static_range((F + BF - 1) // BF):
         f = block * BF + tl.arange(0, BF)
-        reads = load_rows(queries, row0 + token, valid, f, H, h, F)
-        memory = load_rows(borders, (i * H + h) * F + f, f < F, column, 1, 0, V)
+        reads = load_rows(queries, row0, token, valid, f, H, h, F)
+        memory = load_rows(borders, (i * H + h) * F, f, f < F, column, 1, 0, V)
         total = tl.dot(reads, memory, total, input_precision=PRECISION)
-    store_rows(y, total, row0 + token, valid, column, H, h, V)
+    store_rows(y, total, row0, token, valid, column, H, h, V)

@@ -1,6 +1,6 @@
 """How a call is cut into tiles: sizes, buffers and launches that all kernels of the delta rule share."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -31,10 +31,8 @@ BLOCKINGS = {
     ("solve_kernel", 4): Blocking(features=64, values=64, warps=4),
     ("read_kernel", 2): Blocking(features=128, values=128, warps=4),
     ("read_kernel", 4): Blocking(features=64, values=64, warps=4),
-    ("borders_kernel", 2): Blocking(features=128, values=64, warps=8, stages=2),
-    ("borders_kernel", 4): Blocking(features=64, values=32, warps=4),
-    ("unsolve_kernel", 2): Blocking(features=128, values=128, warps=8),
-    ("unsolve_kernel", 4): Blocking(features=32, values=32, warps=4),
+    ("unsolve_kernel", 2): Blocking(features=128, values=64, warps=8),
+    ("unsolve_kernel", 4): Blocking(features=64, values=32, warps=8),
     ("halo_kernel", 2): Blocking(features=WIDEST, values=WIDEST, warps=1),
     ("halo_kernel", 4): Blocking(features=WIDEST, values=WIDEST, warps=1),
 }
@@ -70,14 +68,27 @@ class Tiles:
         size = (self.sequences.chunks, self.heads, *shape)
         return torch.empty(size, dtype=dtype or self.dtype, device=self.sequences.start.device)
 
-    def blocks(self, kernel: Any, width: int) -> int:
-        """Programs that share `width` features of a tile."""
-        return -(-width // self._sizes(kernel)["BF"])
+    def feature_blocks(self, kernel: Any) -> int:
+        return -(-self.features // self._blocking(kernel).features)
+
+    def value_blocks(self, kernel: Any) -> int:
+        return -(-self.values // self._blocking(kernel).values)
 
     def launch(self, kernel: Any, *tensors: Tensor | None, split: int = 1) -> None:
         """One program per tile and head, or `split` of them."""
-        s = self.sequences
+        s, wide = self.sequences, self._blocking(kernel)
         kernel[(s.chunks * self.heads, split)](
             *tensors, s.start, s.pair_start, s.length, s.past, s.first_chunk, s.sequence,
-            **self._sizes(kernel),
+            H=self.heads, F=self.features, V=self.values, BF=wide.features, BV=wide.values,
+            CHUNK=s.chunk, HALO=self.halo, C=self.window, CP=self.rows // s.chunk,
+            PAIRS=triton.next_power_of_2(self.pairs), AFTER=self.after,
+            PRECISION="tf32" if self.dtype in HALVES else "tf32x3",
+            num_warps=wide.warps, num_stages=wide.stages,
         )  # fmt: skip
+
+    def _blocking(self, kernel: Any) -> Blocking:
+        """The kernel's blocking, no wider than the tile itself."""
+        found = BLOCKINGS[kernel.__name__, self.dtype.itemsize]
+        narrow = (max(16, triton.next_power_of_2(n)) for n in (self.features, self.values))
+        features, values = map(min, narrow, (found.features, found.values))
+        return replace(found, features=features, values=values)

@@ -8,14 +8,25 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from atlas_lm.ops.backend import HALVES
-from atlas_lm.ops.chunk_walk.fused import Walk, rows_of
+from atlas_lm.ops.chunk_walk.fused import Walk
 from atlas_lm.ops.chunk_weights import ChunkWeights, chunk_weights
-from atlas_lm.ops.linear_memory.kernels import backward_kernel, forward_kernel, halo_kernel
+from atlas_lm.ops.linear_memory.kernels import (
+    forward_kernel,
+    halo_kernel,
+    reads_backward_kernel,
+    writes_backward_kernel,
+)
 from atlas_lm.ops.linear_memory.record import LinearState, Problem
 from atlas_lm.ops.sequences import Sequences
 
 CHUNKS = (16, 32, 64)  # tokens per chunk that kernels take
 WIDEST = 256  # features and values
+# value columns and warps of a program, for features up to 128 wide; measured in docs/kernels.md
+TILES = {
+    "forward_kernel": (64, 4),
+    "writes_backward_kernel": (64, 8),
+    "reads_backward_kernel": (64, 8),
+}
 
 
 def declines(chunk: int, window: int, features: int, values: int) -> str | None:
@@ -108,10 +119,16 @@ def _chunks_backward(
     halos = [x.new_empty(s.chunks, x.shape[1], edge, x.shape[2]) for x in (k, v)]
     dweights = [None if w is None else torch.empty_like(w) for w in weights]
     dmix, dkeep, dpush, dtail_mix, dtail_keep = dweights
+    dend, ddecay, dpush_last = (torch.empty_like(x) for x in (weights.mix[:, :, 0], *[walk.decay] * 2))
     _launch(
-        backward_kernel, walk, q, v,
-        (q, k, v, weights.mix, weights.tail_mix, weights.keep, weights.push, *borders, *asked, dy,
-         dq, dk, dv, *halos, dmix, dkeep, dpush, dtail_mix, dtail_keep),
+        writes_backward_kernel, walk, q, v,
+        (k, v, weights.mix, weights.tail_mix, *borders, *asked, dk, dv, *halos,
+         dend, dtail_mix, ddecay, dpush_last, dtail_keep),
+    )  # fmt: skip
+    _launch(
+        reads_backward_kernel, walk, q, v,
+        (q, k, v, weights.mix, weights.keep, weights.push, *borders, dy, dend, ddecay, dpush_last,
+         dq, dk, dv, *halos, dmix, dkeep, dpush),
     )  # fmt: skip
     if edge:
         for grad, halo in ((dk, halos[0]), (dv, halos[1])):
@@ -134,12 +151,13 @@ def _launch(kernel: Any, walk: Walk, q: Tensor, v: Tensor, tensors: tuple[Any, .
     s, (_, h, f) = walk.sequences, q.shape
     half = q.dtype in HALVES
     wide = max(16, triton.next_power_of_2(f))
-    block = max(16, min(64 if half else 32, triton.next_power_of_2(v.shape[-1])))
+    block, warps = TILES[kernel.__name__]
+    block = max(16, min(block if half else block // 2, triton.next_power_of_2(v.shape[-1])))
     kernel[(s.chunks, h)](
         *tensors, s.start, s.pair_start, s.length, s.past, s.first_chunk, s.sequence,
-        H=h, F=f, V=v.shape[-1], BF=wide, BV=block, CHUNK=s.chunk, **rows_of(s.chunk, walk.halo),
+        H=h, F=f, V=v.shape[-1], BF=wide, BV=block, CHUNK=s.chunk, HALO=walk.halo,
         FEEDBACK=walk.feedback, MOMENTUM=walk.has_momentum,
-        PRECISION="tf32" if half else "tf32x3", num_warps=8, num_stages=1,
+        PRECISION="tf32" if half else "ieee", num_warps=warps if wide <= 128 else 8, num_stages=1,
     )  # fmt: skip
 
 

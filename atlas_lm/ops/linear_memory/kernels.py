@@ -1,7 +1,8 @@
 """What a chunk computes beside the walk, all chunks at once.
 
 With P = mix * (Q X^T) and the memory M before the chunk, reads are y = Qe M^T + P V with effective queries
-Qe = keep Q - P X: the errors X M^T - V are never formed in the forward pass. Tiles as in `chunk_walk`.
+Qe = keep Q - P X: the errors X M^T - V are never formed in the forward pass. The pairs of a chunk are a main
+tile, its own, and a halo tile: those before it that its windows still hold.
 """
 
 import triton
@@ -13,15 +14,23 @@ from atlas_lm.ops.chunk_walk.kernels import load_state, pair_tile
 @triton.jit
 def mix_tile(mix, at0, t, COUNT: tl.constexpr, PLACE: tl.constexpr, N: tl.constexpr):
     """Columns PLACE .. + COUNT of a chunk's weights, [b, COUNT]."""
-    return tl.load(mix + (at0 + t)[:, None] * N + PLACE + tl.arange(0, COUNT)[None, :])
+    return tl.load(mix + at0 * N + t[:, None] * N + PLACE + tl.arange(0, COUNT)[None, :])
 
 
 @triton.jit
-def store_rows(base, value, row, there, column, WIDTH: tl.constexpr):
-    """value [n, columns] into rows `row` of a tensor [rows, WIDTH]."""
+def store_rows(base, value, r, there, column, STRIDE: tl.constexpr, WIDTH: tl.constexpr):
+    """value [n, columns] into rows r, STRIDE apart."""
     mask = there[:, None] & (column < WIDTH)[None, :]
-    pointer = base + row[:, None] * WIDTH + column[None, :]
+    pointer = base + r[:, None] * STRIDE + column[None, :]
     tl.store(pointer, value.to(base.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def place_of(i, start, pair_start, length, past, first_chunk, sequence, CHUNK: tl.constexpr):
+    """Of chunk i: its first token, the rows of its sequence, and where tokens and pairs end."""
+    n = tl.load(sequence + i)
+    t0 = (i - tl.load(first_chunk + n)) * CHUNK
+    return t0, tl.load(start + n), tl.load(pair_start + n), tl.load(length + n), -tl.load(past + n)
 
 
 @triton.jit
@@ -29,22 +38,21 @@ def forward_kernel(
     q, x, v, mix, keep, push, borders, momentum_borders, y, queries,
     start, pair_start, length, past, first_chunk, sequence,
     H: tl.constexpr, F: tl.constexpr, V: tl.constexpr, BF: tl.constexpr, BV: tl.constexpr,
-    CHUNK: tl.constexpr, ROWS: tl.constexpr, OFF: tl.constexpr, HALO: tl.constexpr,
+    CHUNK: tl.constexpr, HALO: tl.constexpr,
     FEEDBACK: tl.constexpr, MOMENTUM: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     i, h = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    n = tl.load(sequence + i)
-    t0 = (i - tl.load(first_chunk + n)) * CHUNK
-    end, oldest = tl.load(length + n), -tl.load(past + n)
+    t0, token, first, end, oldest = place_of(
+        i, start, pair_start, length, past, first_chunk, sequence, CHUNK
+    )
     if t0 >= end:
         return
-    token, first = tl.load(start + n), tl.load(pair_start + n)
-    N: tl.constexpr = CHUNK + OFF + HALO
+    N: tl.constexpr = CHUNK + HALO
     t, f, at0 = tl.arange(0, CHUNK), tl.arange(0, BF), (i * H + h) * CHUNK
     query = pair_tile(q, token, t0, 0, end, h, f, CHUNK, H, F)
-    main = pair_tile(x, first, t0 - OFF, oldest, end, h, f, ROWS, H, F)
+    main = pair_tile(x, first, t0, oldest, end, h, f, CHUNK, H, F)
     score = tl.dot(query, tl.trans(main), input_precision=PRECISION)
-    p = (score * mix_tile(mix, at0, t, ROWS, HALO, N)).to(query.dtype)
+    p = (score * mix_tile(mix, at0, t, CHUNK, HALO, N)).to(query.dtype)
     effective = query * tl.load(keep + at0 + t)[:, None]
     if FEEDBACK:
         effective -= tl.dot(p, main, input_precision=PRECISION)
@@ -55,168 +63,245 @@ def forward_kernel(
         if FEEDBACK:
             effective -= tl.dot(p_h, halo, input_precision=PRECISION)
     effective = effective.to(query.dtype)
-    row, there = (token + t0 + t) * H + h, t0 + t < end
-    store_rows(queries, effective, row, there, f, F)
+    there, lead = t < end - t0, (token + t0) * H + h
+    store_rows(queries + lead * F, effective, t, there, f, H * F, F)
     if MOMENTUM:
         query = (query * tl.load(push + at0 + t)[:, None]).to(query.dtype)
+    state = (i * H + h) * F * V
     for block in range((V + BV - 1) // BV):
         column = block * BV + tl.arange(0, BV)
-        m = load_state(borders + (i * H + h) * F * V, f, column, V, 1, F, V)
+        m = load_state(borders + state, f, column, V, 1, F, V)
         out = tl.dot(effective, m, input_precision=PRECISION)
         if MOMENTUM:
-            s = load_state(momentum_borders + (i * H + h) * F * V, f, column, V, 1, F, V)
+            s = load_state(momentum_borders + state, f, column, V, 1, F, V)
             out += tl.dot(query, s, input_precision=PRECISION)
-        values = pair_tile(v, first, t0 - OFF, oldest, end, h, column, ROWS, H, V)
+        values = pair_tile(v, first, t0, oldest, end, h, column, CHUNK, H, V)
         out += tl.dot(p, values, input_precision=PRECISION)
         if HALO > 0:
             values_h = pair_tile(v, first, t0 - HALO, oldest, end, h, column, HALO, H, V)
             out += tl.dot(p_h, values_h, input_precision=PRECISION)
-        store_rows(y, out, row, there, column, V)
+        store_rows(y + lead * V, out, t, there, column, H * V, V)
 
 
 @triton.jit
-def block_backward(
-    tile, values, p, dy, m, s, dm, ds, w, u, dx, dp, dw, du,
+def pairs_backward(
+    x, v, borders, dborders, dmomentum_borders, dx, dv, w, u, first, offset, oldest, end, h,
+    COUNT: tl.constexpr, STEP: tl.constexpr, H: tl.constexpr,
+    F: tl.constexpr, V: tl.constexpr, BF: tl.constexpr, BV: tl.constexpr,
     FEEDBACK: tl.constexpr, MOMENTUM: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One tile of pairs in one block of value columns: adds to dx, dp, dw, du and returns dvalues."""
-    error = -values.to(tl.float32)
-    if FEEDBACK:
-        error += tl.dot(tile, m, input_precision=PRECISION)
-    asked = tl.dot(tile, dm, input_precision=PRECISION)
-    dw -= tl.sum(error * asked, axis=1)
-    asked *= w[:, None]
-    dx -= tl.dot((error * w[:, None]).to(tile.dtype), tl.trans(dm), input_precision=PRECISION)
-    if MOMENTUM:
-        pushed = tl.dot(tile, ds, input_precision=PRECISION)
-        du -= tl.sum(error * pushed, axis=1)
-        asked += pushed * u[:, None]
-        dx -= tl.dot((error * u[:, None]).to(tile.dtype), tl.trans(ds), input_precision=PRECISION)
-    if FEEDBACK:
-        dx -= tl.dot(asked.to(tile.dtype), tl.trans(m), input_precision=PRECISION)
-    dp += tl.dot(dy, tl.trans(values), input_precision=PRECISION)
-    dvalues = asked + tl.dot(tl.trans(p), dy, input_precision=PRECISION)
-    return dx, dp, dw, du, dvalues
-
-
-@triton.jit
-def tile_end(
-    tile, query, score, weight, p, dqe, dq, dx, dp, dw, last,
-    FEEDBACK: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """What is left after all value blocks: through P = mix * (Q X^T). Returns dq, dx, dmix."""
-    if FEEDBACK:
-        dp -= tl.dot(dqe, tl.trans(tile), input_precision=PRECISION)
-        dx -= tl.dot(tl.trans(p), dqe, input_precision=PRECISION)
-    dscore = (dp * weight).to(tile.dtype)
-    dq += tl.dot(dscore, tile, input_precision=PRECISION)
-    dx += tl.dot(tl.trans(dscore), query, input_precision=PRECISION)
-    dmix = dp * score + tl.where(last[:, None], dw[None, :], 0.0)
-    return dq, dx, dmix
-
-
-@triton.jit
-def backward_kernel(
-    q, x, v, mix, tail_mix, keep, push, borders, momentum_borders, dborders, dmomentum_borders, dy,
-    dq, dx, dv, dx_halo, dv_halo, dmix, dkeep, dpush, dtail_mix, dtail_keep,
-    start, pair_start, length, past, first_chunk, sequence,
-    H: tl.constexpr, F: tl.constexpr, V: tl.constexpr, BF: tl.constexpr, BV: tl.constexpr,
-    CHUNK: tl.constexpr, ROWS: tl.constexpr, OFF: tl.constexpr, HALO: tl.constexpr,
-    FEEDBACK: tl.constexpr, MOMENTUM: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    i, h = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    n = tl.load(sequence + i)
-    t0 = (i - tl.load(first_chunk + n)) * CHUNK
-    end, oldest = tl.load(length + n), -tl.load(past + n)
-    if t0 >= end:
-        return
-    token, first = tl.load(start + n), tl.load(pair_start + n)
-    N: tl.constexpr = CHUNK + OFF + HALO
-    t, f, at0 = tl.arange(0, CHUNK), tl.arange(0, BF), (i * H + h) * CHUNK
-    r, last = tl.arange(0, ROWS), t == CHUNK - 1
-    edge: tl.constexpr = OFF + HALO  # pairs before the chunk
-    query = pair_tile(q, token, t0, 0, end, h, f, CHUNK, H, F)
-    main = pair_tile(x, first, t0 - OFF, oldest, end, h, f, ROWS, H, F)
-    weight = mix_tile(mix, at0, t, ROWS, HALO, N)
-    score = tl.dot(query, tl.trans(main), input_precision=PRECISION)
-    p = (score * weight).to(query.dtype)
-    w = tl.load(mix + (at0 + CHUNK - 1) * N + HALO + r)
-    u, du = w, tl.zeros([ROWS], tl.float32)
-    dqe, dqs = tl.zeros([CHUNK, BF], tl.float32), tl.zeros([CHUNK, BF], tl.float32)
-    dmain, dp = tl.zeros([ROWS, BF], tl.float32), tl.zeros([CHUNK, ROWS], tl.float32)
-    dw = tl.zeros([ROWS], tl.float32)
-    if HALO > 0:
-        rh = tl.arange(0, HALO)
-        halo = pair_tile(x, first, t0 - HALO, oldest, end, h, f, HALO, H, F)
-        weight_h = mix_tile(mix, at0, t, HALO, 0, N)
-        score_h = tl.dot(query, tl.trans(halo), input_precision=PRECISION)
-        p_h = (score_h * weight_h).to(query.dtype)
-        w_h = tl.load(mix + (at0 + CHUNK - 1) * N + rh)
-        u_h, du_h = w_h, tl.zeros([HALO], tl.float32)
-        dhalo, dp_h = tl.zeros([HALO, BF], tl.float32), tl.zeros([CHUNK, HALO], tl.float32)
-        dw_h = tl.zeros([HALO], tl.float32)
-    if MOMENTUM:
-        u = tl.load(tail_mix + (i * H + h) * N + HALO + r)
-        if HALO > 0:
-            u_h = tl.load(tail_mix + (i * H + h) * N + rh)
-    ddecay, dpush_last, dcarry = 0.0, 0.0, 0.0
-    state, edges = (i * H + h) * F * V, (i * H + h) * edge
+    """COUNT pairs from `offset` on: stores dx and dv, rows STEP heads apart, and returns dw and du."""
+    r, f = tl.arange(0, COUNT), tl.arange(0, BF)
+    there = r < end - offset
+    tile = pair_tile(x, first, offset, oldest, end, h, f, COUNT, H, F)
+    dtile = tl.zeros([COUNT, BF], tl.float32)
+    dw, du = tl.zeros([COUNT], tl.float32), tl.zeros([COUNT], tl.float32)
     for block in range((V + BV - 1) // BV):
         column = block * BV + tl.arange(0, BV)
-        m = load_state(borders + state, f, column, V, 1, F, V)
-        dm = load_state(dborders + state, f, column, V, 1, F, V)
-        out = pair_tile(dy, token, t0, 0, end, h, column, CHUNK, H, V)
-        dqe += tl.dot(out, tl.trans(m), input_precision=PRECISION)
-        ddecay += tl.sum(dm.to(tl.float32) * m)
-        s, ds = m, dm
+        dm = load_state(dborders, f, column, V, 1, F, V)
+        error = -pair_tile(v, first, offset, oldest, end, h, column, COUNT, H, V).to(tl.float32)
+        if FEEDBACK:
+            m = load_state(borders, f, column, V, 1, F, V)
+            error += tl.dot(tile, m, input_precision=PRECISION)
+        asked = tl.dot(tile, dm, input_precision=PRECISION)
+        dw -= tl.sum(error * asked, axis=1)
+        asked *= w[:, None]
+        narrow = (error * w[:, None]).to(tile.dtype)
+        dtile -= tl.dot(narrow, tl.trans(dm), input_precision=PRECISION)
+        if MOMENTUM:
+            ds = load_state(dmomentum_borders, f, column, V, 1, F, V)
+            pushed = tl.dot(tile, ds, input_precision=PRECISION)
+            du -= tl.sum(error * pushed, axis=1)
+            asked += pushed * u[:, None]
+            narrow = (error * u[:, None]).to(tile.dtype)
+            dtile -= tl.dot(narrow, tl.trans(ds), input_precision=PRECISION)
+        if FEEDBACK:
+            dtile -= tl.dot(asked.to(tile.dtype), tl.trans(m), input_precision=PRECISION)
+        store_rows(dv, asked, r, there, column, STEP * V, V)
+    store_rows(dx, dtile, r, there, f, STEP * F, F)
+    return dw, du
+
+
+@triton.jit
+def writes_backward_kernel(
+    x, v, mix, tail_mix, borders, momentum_borders, dborders, dmomentum_borders,
+    dx, dv, dx_halo, dv_halo, dend, dtail_mix, ddecay, dpush_last, dtail_keep,
+    start, pair_start, length, past, first_chunk, sequence,
+    H: tl.constexpr, F: tl.constexpr, V: tl.constexpr, BF: tl.constexpr, BV: tl.constexpr,
+    CHUNK: tl.constexpr, HALO: tl.constexpr,
+    FEEDBACK: tl.constexpr, MOMENTUM: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The way through the state after the chunk; `reads_backward_kernel` adds the way through the reads.
+
+    dend: [NC, H, N], of the mix's last row, by which pairs enter that state"""
+    i, h = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    t0, _, first, end, oldest = place_of(
+        i, start, pair_start, length, past, first_chunk, sequence, CHUNK
+    )
+    if t0 >= end:
+        return
+    N: tl.constexpr = CHUNK + HALO
+    row, state, last = (i * H + h) * N, (i * H + h) * F * V, ((i * H + h) * CHUNK + CHUNK - 1) * N
+    r = tl.arange(0, CHUNK)
+    w = tl.load(mix + last + HALO + r)
+    u = w
+    if MOMENTUM:
+        u = tl.load(tail_mix + row + HALO + r)
+        dmomentum_borders += state
+    lead = (first + t0) * H + h
+    dw, du = pairs_backward(
+        x, v, borders + state, dborders + state, dmomentum_borders, dx + lead * F, dv + lead * V, w, u,
+        first, t0, oldest, end, h, CHUNK, H, H, F, V, BF, BV, FEEDBACK, MOMENTUM, PRECISION,
+    )  # fmt: skip
+    tl.store(dend + row + HALO + r, dw)
+    if MOMENTUM:
+        tl.store(dtail_mix + row + HALO + r, du)
+    if HALO > 0:
+        r = tl.arange(0, HALO)
+        w = tl.load(mix + last + r)
+        u = w
+        if MOMENTUM:
+            u = tl.load(tail_mix + row + r)
+        lead = (i * H + h) * HALO
+        dw, du = pairs_backward(
+            x, v, borders + state, dborders + state, dmomentum_borders,
+            dx_halo + lead * F, dv_halo + lead * V, w, u, first, t0 - HALO, oldest, end, h,
+            HALO, 1, H, F, V, BF, BV, FEEDBACK, MOMENTUM, PRECISION,
+        )  # fmt: skip
+        tl.store(dend + row + r, dw)
+        if MOMENTUM:
+            tl.store(dtail_mix + row + r, du)
+    of_decay, of_push, of_carry = 0.0, 0.0, 0.0
+    f = tl.arange(0, BF)
+    for block in range((V + BV - 1) // BV):
+        column = block * BV + tl.arange(0, BV)
+        dm = load_state(dborders + state, f, column, V, 1, F, V).to(tl.float32)
+        of_decay += tl.sum(dm * load_state(borders + state, f, column, V, 1, F, V))
         if MOMENTUM:
             s = load_state(momentum_borders + state, f, column, V, 1, F, V)
-            ds = load_state(dmomentum_borders + state, f, column, V, 1, F, V)
-            dqs += tl.dot(out, tl.trans(s), input_precision=PRECISION)
-            dpush_last += tl.sum(dm.to(tl.float32) * s)
-            dcarry += tl.sum(ds.to(tl.float32) * s)
-        values = pair_tile(v, first, t0 - OFF, oldest, end, h, column, ROWS, H, V)
-        dmain, dp, dw, du, dvalues = block_backward(
-            main, values, p, out, m, s, dm, ds, w, u, dmain, dp, dw, du, FEEDBACK, MOMENTUM, PRECISION
-        )
-        pair = t0 - OFF + r
-        store_rows(dv, dvalues, (first + pair) * H + h, (r >= OFF) & (pair < end), column, V)
-        if OFF > 0:
-            store_rows(dv_halo, dvalues, edges + r, r < OFF, column, V)
-        if HALO > 0:
-            values = pair_tile(v, first, t0 - HALO, oldest, end, h, column, HALO, H, V)
-            dhalo, dp_h, dw_h, du_h, dvalues = block_backward(
-                halo, values, p_h, out, m, s, dm, ds, w_h, u_h, dhalo, dp_h, dw_h, du_h,
-                FEEDBACK, MOMENTUM, PRECISION,
-            )  # fmt: skip
-            store_rows(dv_halo, dvalues, edges + rh, rh < HALO, column, V)
-    keeps = tl.load(keep + at0 + t)
-    dquery = dqe * keeps[:, None]
-    tl.store(dkeep + at0 + t, tl.sum(dqe * query, axis=1) + tl.where(last, ddecay, 0.0))
+            of_push += tl.sum(dm * s)
+            of_carry += tl.sum(load_state(dmomentum_borders, f, column, V, 1, F, V).to(tl.float32) * s)
+    tl.store(ddecay + i * H + h, of_decay)
     if MOMENTUM:
-        dquery += dqs * tl.load(push + at0 + t)[:, None]
-        tl.store(dpush + at0 + t, tl.sum(dqs * query, axis=1) + tl.where(last, dpush_last, 0.0))
-        tl.store(dtail_keep + i * H + h, dcarry)
-        tl.store(dtail_mix + (i * H + h) * N + HALO + r, du)
-    narrow = dqe.to(query.dtype)
-    dquery, dmain, dweight = tile_end(
-        main, query, score, weight, p, narrow, dquery, dmain, dp, dw, last, FEEDBACK, PRECISION
+        tl.store(dpush_last + i * H + h, of_push)
+        tl.store(dtail_keep + i * H + h, of_carry)
+
+
+@triton.jit
+def scores_backward(
+    query, dqe, dp, x, mix, dend, dmix, dx, at0, row, first, offset, oldest, end, h,
+    COUNT: tl.constexpr, PLACE: tl.constexpr, STEP: tl.constexpr, CHUNK: tl.constexpr, N: tl.constexpr,
+    H: tl.constexpr, F: tl.constexpr, BF: tl.constexpr,
+    FEEDBACK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Back through P = mix * (Q X^T) of one tile: stores dmix, adds to the stored dx, returns its part of dq."""
+    t, r, f = tl.arange(0, CHUNK), tl.arange(0, COUNT), tl.arange(0, BF)
+    tile = pair_tile(x, first, offset, oldest, end, h, f, COUNT, H, F)
+    if FEEDBACK:
+        dp -= tl.dot(dqe, tl.trans(tile), input_precision=PRECISION)
+    weight = mix_tile(mix, at0, t, COUNT, PLACE, N)
+    score = tl.dot(query, tl.trans(tile), input_precision=PRECISION)
+    ends = tl.where((t == CHUNK - 1)[:, None], tl.load(dend + row + PLACE + r)[None, :], 0.0)
+    tl.store(dmix + at0 * N + t[:, None] * N + PLACE + r[None, :], dp * score + ends)
+    dscore = (dp * weight).to(tile.dtype)
+    p = (score * weight).to(tile.dtype)
+    there = r < end - offset
+    mask = there[:, None] & (f < F)[None, :]
+    dtile = tl.load(dx + r[:, None] * (STEP * F) + f[None, :], mask=mask, other=0.0).to(tl.float32)
+    dtile += tl.dot(tl.trans(dscore), query, input_precision=PRECISION)
+    if FEEDBACK:
+        dtile -= tl.dot(tl.trans(p), dqe, input_precision=PRECISION)
+    store_rows(dx, dtile, r, there, f, STEP * F, F)
+    return tl.dot(dscore, tile, input_precision=PRECISION)
+
+
+@triton.jit
+def add_values(
+    dv, v, p, dp, out, first, offset, oldest, end, h, column,
+    COUNT: tl.constexpr, STEP: tl.constexpr, H: tl.constexpr, V: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Back through P V of one tile and value block: adds to the stored dv, returns dp."""
+    r = tl.arange(0, COUNT)
+    there = r < end - offset
+    values = pair_tile(v, first, offset, oldest, end, h, column, COUNT, H, V)
+    dp += tl.dot(out, tl.trans(values), input_precision=PRECISION)
+    mask = there[:, None] & (column < V)[None, :]
+    dvalues = tl.load(dv + r[:, None] * (STEP * V) + column[None, :], mask=mask, other=0.0)
+    dvalues = dvalues.to(tl.float32) + tl.dot(tl.trans(p), out, input_precision=PRECISION)
+    store_rows(dv, dvalues, r, there, column, STEP * V, V)
+    return dp
+
+
+@triton.jit
+def reads_backward_kernel(
+    q, x, v, mix, keep, push, borders, momentum_borders, dy, dend, ddecay, dpush_last,
+    dq, dx, dv, dx_halo, dv_halo, dmix, dkeep, dpush,
+    start, pair_start, length, past, first_chunk, sequence,
+    H: tl.constexpr, F: tl.constexpr, V: tl.constexpr, BF: tl.constexpr, BV: tl.constexpr,
+    CHUNK: tl.constexpr, HALO: tl.constexpr,
+    FEEDBACK: tl.constexpr, MOMENTUM: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The way through the reads y = Qe M^T + (push Q) S^T + P V; adds to dx and dv."""
+    i, h = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    t0, token, first, end, oldest = place_of(
+        i, start, pair_start, length, past, first_chunk, sequence, CHUNK
     )
-    tl.store(dmix + (at0 + t)[:, None] * N + HALO + r[None, :], dweight)
-    pair = t0 - OFF + r
-    store_rows(dx, dmain, (first + pair) * H + h, (r >= OFF) & (pair < end), f, F)
-    if OFF > 0:
-        store_rows(dx_halo, dmain, edges + r, r < OFF, f, F)
+    if t0 >= end:
+        return
+    N: tl.constexpr = CHUNK + HALO
+    t, f, at0 = tl.arange(0, CHUNK), tl.arange(0, BF), (i * H + h) * CHUNK
+    last, row, state = t == CHUNK - 1, (i * H + h) * N, (i * H + h) * F * V
+    lead, edge = (first + t0) * H + h, (i * H + h) * HALO
+    query = pair_tile(q, token, t0, 0, end, h, f, CHUNK, H, F)
+    tile = pair_tile(x, first, t0, oldest, end, h, f, CHUNK, H, F)
+    p = tl.dot(query, tl.trans(tile), input_precision=PRECISION)
+    p = (p * mix_tile(mix, at0, t, CHUNK, HALO, N)).to(query.dtype)
+    dqe, dp = tl.zeros([CHUNK, BF], tl.float32), tl.zeros([CHUNK, CHUNK], tl.float32)
     if HALO > 0:
-        dquery, dhalo, dweight = tile_end(
-            halo, query, score_h, weight_h, p_h, narrow, dquery, dhalo, dp_h, dw_h, last,
+        tile = pair_tile(x, first, t0 - HALO, oldest, end, h, f, HALO, H, F)
+        p_h = tl.dot(query, tl.trans(tile), input_precision=PRECISION)
+        p_h = (p_h * mix_tile(mix, at0, t, HALO, 0, N)).to(query.dtype)
+        dp_h = tl.zeros([CHUNK, HALO], tl.float32)
+    for block in range((V + BV - 1) // BV):
+        column = block * BV + tl.arange(0, BV)
+        out = pair_tile(dy, token, t0, 0, end, h, column, CHUNK, H, V)
+        m = load_state(borders + state, f, column, V, 1, F, V)
+        dqe += tl.dot(out, tl.trans(m), input_precision=PRECISION)
+        dp = add_values(
+            dv + lead * V, v, p, dp, out, first, t0, oldest, end, h, column, CHUNK, H, H, V, PRECISION
+        )
+        if HALO > 0:
+            dp_h = add_values(
+                dv_halo + edge * V, v, p_h, dp_h, out, first, t0 - HALO, oldest, end, h, column,
+                HALO, 1, H, V, PRECISION,
+            )  # fmt: skip
+    query = pair_tile(q, token, t0, 0, end, h, f, CHUNK, H, F)
+    ends = tl.where(last, tl.load(ddecay + i * H + h), 0.0)
+    tl.store(dkeep + at0 + t, tl.sum(dqe * query, axis=1) + ends)
+    narrow = dqe.to(query.dtype)
+    dquery = scores_backward(
+        query, narrow, dp, x, mix, dend, dmix, dx + lead * F,
+        at0, row, first, t0, oldest, end, h, CHUNK, HALO, H, CHUNK, N, H, F, BF, FEEDBACK, PRECISION,
+    )  # fmt: skip
+    if HALO > 0:
+        dquery += scores_backward(
+            query, narrow, dp_h, x, mix, dend, dmix, dx_halo + edge * F,
+            at0, row, first, t0 - HALO, oldest, end, h, HALO, 0, 1, CHUNK, N, H, F, BF,
             FEEDBACK, PRECISION,
         )  # fmt: skip
-        tl.store(dmix + (at0 + t)[:, None] * N + rh[None, :], dweight)
-        store_rows(dx_halo, dhalo, edges + rh, rh < HALO, f, F)
-        if MOMENTUM:
-            tl.store(dtail_mix + (i * H + h) * N + rh, du_h)
-    store_rows(dq, dquery, (token + t0 + t) * H + h, t0 + t < end, f, F)
+    dquery += narrow * tl.load(keep + at0 + t)[:, None]
+    if MOMENTUM:
+        dqs = tl.zeros([CHUNK, BF], tl.float32)
+        for block in range((V + BV - 1) // BV):
+            column = block * BV + tl.arange(0, BV)
+            out = pair_tile(dy, token, t0, 0, end, h, column, CHUNK, H, V)
+            s = load_state(momentum_borders + state, f, column, V, 1, F, V)
+            dqs += tl.dot(out, tl.trans(s), input_precision=PRECISION)
+        ends = tl.where(last, tl.load(dpush_last + i * H + h), 0.0)
+        tl.store(dpush + at0 + t, tl.sum(dqs * query, axis=1) + ends)
+        dquery += dqs * tl.load(push + at0 + t)[:, None]
+    there, lead = t < end - t0, (token + t0) * H + h
+    store_rows(dq + lead * F, dquery, t, there, f, H * F, F)
 
 
 @triton.jit
@@ -231,10 +316,9 @@ def halo_kernel(
     if t0 >= tl.load(length + n):
         return
     r, column = tl.arange(0, EDGE), tl.arange(0, BLOCK)
-    pair = t0 - EDGE + r
-    row = (tl.load(pair_start + n) + pair) * H + h
-    mask = (pair >= -tl.load(past + n))[:, None] & (column < WIDTH)[None, :]
-    target = grad + row[:, None] * WIDTH + column[None, :]
-    source = halo + ((i * H + h) * EDGE + r)[:, None] * WIDTH + column[None, :]
+    mask = (t0 - EDGE + r >= -tl.load(past + n))[:, None] & (column < WIDTH)[None, :]
+    target = grad + ((tl.load(pair_start + n) + t0 - EDGE) * H + h) * WIDTH
+    target += r[:, None] * (H * WIDTH) + column[None, :]
+    source = halo + (i * H + h) * EDGE * WIDTH + r[:, None] * WIDTH + column[None, :]
     total = tl.load(target, mask=mask, other=0.0).to(tl.float32) + tl.load(source, mask=mask, other=0.0)
     tl.store(target, total.to(grad.dtype.element_ty), mask=mask)

@@ -16,7 +16,7 @@ from atlas_lm.ops.memory_step.mlp import mlp_step
 from atlas_lm.ops.memory_step.rule import Pairs, StepRule, StepState, StepToken
 
 Weights = tuple[Tensor, ...]
-MATRIX_TILE, MLP_TILE = 4096, 8192  # numbers of one weight that a program holds at a time
+TILE = 4096  # numbers of a weight that a program of 8 warps holds at a time: two programs fit on an SM
 MOST_FEATURES, MOST_HIDDEN, MOST_PAIRS = 1024, 1024, 64
 MOST_COLUMNS = 16384  # hidden units x pairs that a program holds at a time
 
@@ -78,8 +78,8 @@ def _matrix(
     shared: bool,
 ) -> None:
     rows, heads, values, features = state.memory[0].shape
-    wide = _wide(features)
-    tile = max(16, min(MATRIX_TILE // wide, _wide(values)))
+    sizes, wide = _sizes(token), _wide(features)
+    tile = max(16, min(TILE // wide, _wide(values)))
     matrix_step[triton.cdiv(values, tile), rows * heads](
         *(_first(group) for group in (state.memory, state.anchor, state.momentum, start)),
         *(_first(group) for group in (into.memory, into.anchor, into.momentum)),
@@ -89,12 +89,12 @@ def _matrix(
         state.position,
         into.position,
         y,
-        **_sizes(state, token),
+        **sizes,
         F=features,
         FEATURES=wide,
         TILE=tile,
         **_facts(rule, shared),
-        num_warps=4 if tile * wide <= MATRIX_TILE else 8,
+        **_resources(tile * wide, sizes["C"], least=4),
     )
 
 
@@ -108,8 +108,8 @@ def _mlp(
     shared: bool,
 ) -> None:
     rows, heads, hidden, features = state.memory[0].shape
-    wide = _wide(hidden)
-    room = max(16, MLP_TILE // wide)
+    sizes, wide = _sizes(token), _wide(hidden)
+    room = max(16 if sizes["C"] > 1 or wide < 1024 else 8, TILE // wide)
     mlp_step[(rows * heads,)](
         *(_all(group) for group in (state.memory, state.anchor, state.momentum, start)),
         *(_all(group) for group in (into.memory, into.anchor, into.momentum)),
@@ -119,7 +119,8 @@ def _mlp(
         state.position,
         into.position,
         y,
-        **_sizes(state, token),
+        y.new_empty(rows, heads, sizes["SIZE"], y.shape[-1]),
+        **sizes,
         F=features,
         D=hidden,
         HIDDEN=wide,
@@ -129,11 +130,11 @@ def _mlp(
         ACTIVATION=rule.activation,
         DELTA=rule.delta,
         **_facts(rule, shared),
-        num_warps=8,
+        **_resources(room * wide, sizes["C"], least=8),
     )
 
 
-def _sizes(state: StepState, token: StepToken) -> dict[str, int]:
+def _sizes(token: StepToken) -> dict[str, int]:
     pairs = token.x.shape[2] - 1
     return {
         "HEADS": token.v.shape[1],
@@ -155,6 +156,12 @@ def _facts(rule: StepRule, shared: bool) -> dict[str, Any]:
         "SHARED": shared,
         "PRECISION": "tf32x3",
     }
+
+
+def _resources(numbers: int, columns: int, least: int) -> dict[str, int]:
+    """Warps for a tile, and registers so that two programs of eight warps share an SM."""
+    warps = 16 if numbers > TILE else 8 if columns > 1 else least
+    return {"num_warps": warps, "num_stages": 1} | ({"maxnreg": 128} if warps >= 8 else {})
 
 
 def _padded(pairs: int) -> int:

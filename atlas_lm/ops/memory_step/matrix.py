@@ -3,7 +3,15 @@
 import triton
 import triton.language as tl
 
-from atlas_lm.ops.memory_step.pieces import advance, move, outer, pair_weights, point, times
+from atlas_lm.ops.memory_step.pieces import (
+    advance,
+    move,
+    outer,
+    pair_values,
+    pair_weights,
+    point,
+    times_long,
+)
 
 
 @triton.jit
@@ -26,38 +34,34 @@ def matrix_step(
 
     v = tl.program_id(0) * TILE + tl.arange(0, TILE)[:, None]  # [TILE, 1]
     f, j = tl.arange(0, FEATURES), tl.arange(0, C)[None, :]
-    mask = (v < V) & (f[None, :] < F)
-    inner = v * F + f[None, :]
-    at, inner = n * V * F + inner, head * V * F + inner
+    values, inside = (v < V) | (V % TILE == 0), (f < F) | (F == FEATURES)
+    keys, mask = (j < SIZE) | (SIZE == C), values & inside[None, :]
+    base, first, at = n * V * F, head * V * F, v * F + f[None, :]
     features = token.x + n * (SIZE + 1) * F
-    x = tl.load(features + j * F + f[:, None], mask=(j < SIZE) & (f[:, None] < F), other=0.0)
-    q = tl.load(features + SIZE * F + f[None, :], mask=f[None, :] < F, other=0.0)
+    x = tl.load(features + j * F + f[:, None], mask=keys & inside[:, None], other=0.0)
+    q = tl.load(features + SIZE * F + f[None, :], mask=inside[None, :], other=0.0)
 
     # slopes of the window's pairs, [TILE, C]
-    old = tl.load(
-        window.v + n * (SIZE - 1) * V + j * V + v, mask=(j < SIZE - 1) & (v < V), other=0.0
-    )
-    newest = tl.load(token.v + n * V + v, mask=v < V, other=0.0)
-    error = -tl.where(j == SIZE - 1, newest, old)
+    error = -pair_values(token, window, n, v, j, SIZE, V)
     write = border | (not SHARED)
     if OBJECTIVE == "l2" or anchor is not None:  # an anchor is carried on, even where none reads it
         w = point(
-            memory, anchor, start, anchor_out, at, inner, mask, border, write, alpha, AFTER, RETENTION
+            memory, anchor, start, anchor_out, base, first, at, mask, border, write, alpha, AFTER, RETENTION
         )
         if OBJECTIVE == "l2":
-            error += times(w, x, PRECISION)
+            error += times_long(w, x, PRECISION)
             if SKIP:
-                error += tl.load(features + j * F + v, mask=(j < SIZE) & (v < V), other=0.0)
+                error += tl.load(features + j * F + v, mask=keys & values, other=0.0)
     error = error * pair_weights(token, window, n, now, SIZE, C, GAMMA)
 
     # step and read
     w = move(
-        memory, momentum, start, memory_out, momentum_out, at, inner, mask,
+        memory, momentum, start, memory_out, momentum_out, base, first, at, mask,
         outer(error, x, PRECISION), alpha, theta, live, RETENTION,
     )  # fmt: skip
     read = tl.sum(w * q, axis=1, keep_dims=True)
     if SKIP:
-        read += tl.load(features + SIZE * F + v, mask=v < V, other=0.0)
-    tl.store(y + n * V + v, tl.where(live, read, 0.0), mask=v < V)
+        read += tl.load(features + SIZE * F + v, mask=values, other=0.0)
+    tl.store(y + n * V + v, tl.where(live, read, 0.0), mask=values)
     if tl.program_id(0) == 0:
         advance(token, window, window_out, position_out, n, row, head, now, live, SIZE, K, V)

@@ -18,6 +18,19 @@ def times(w, x, PRECISION: tl.constexpr):
 
 
 @triton.jit
+def times_long(w, x, PRECISION: tl.constexpr):
+    """As `times`, for few rows and many columns: warps share the columns instead of repeating them."""
+    if x.shape[1] == 1:
+        return tl.sum(w * tl.trans(x), axis=1, keep_dims=True)
+    else:
+        PARTS: tl.constexpr = w.shape[1] // 32 if w.shape[1] >= 64 else 1
+        STEP: tl.constexpr = w.shape[1] // PARTS
+        w = tl.permute(tl.reshape(w, (w.shape[0], PARTS, STEP)), (1, 0, 2))
+        x = tl.reshape(x, (PARTS, STEP, x.shape[1]))
+        return tl.sum(tl.dot(w, x, input_precision=PRECISION), axis=0)
+
+
+@triton.jit
 def outer(left, right, PRECISION: tl.constexpr):
     """left [O, C], right [I, C] -> left right^T [O, I]"""
     if left.shape[1] == 1:
@@ -54,51 +67,54 @@ def clip(square, delta):
 
 
 @triton.jit
-def keep(tile, start, inner, mask, alpha, RETENTION: tl.constexpr):
-    """What is left of a tile of the memory. start + inner: where the tile of the initial weight lies."""
+def keep(tile, start, head, at, mask, alpha, RETENTION: tl.constexpr):
+    """What is left of a tile of the memory. head: offset of this head in the initial weight `start`."""
     if RETENTION == "keep":
         return tile
     elif RETENTION == "decay":
         return alpha * tile
     else:
-        first = tl.load(start + inner, mask=mask, other=0.0)
+        first = tl.load(start + head + at, mask=mask, other=0.0)
         return first + alpha * (tile - first)
 
 
 @triton.jit
 def point(
-    memory, anchor, start, anchor_out, at, inner, mask, border, write, alpha,
+    memory, anchor, start, anchor_out, base, head, at, mask, border, write, alpha,
     AFTER: tl.constexpr, RETENTION: tl.constexpr,
 ):  # fmt: skip
-    """A tile of the weights at which slopes are taken. On a border the anchor becomes the memory."""
+    """A tile of the weights at which slopes are taken. On a border the anchor becomes the memory.
+
+    The tile lies at base + at, base int64 and the same for a whole program, at int32.
+    """
     if anchor is None:
-        tile = tl.load(memory + at, mask=mask, other=0.0)
+        tile = tl.load(memory + base + at, mask=mask, other=0.0)
         if AFTER:
-            tile = keep(tile, start, inner, mask, alpha, RETENTION)
+            tile = keep(tile, start, head, at, mask, alpha, RETENTION)
     else:
         source = memory if border else anchor
-        tile = tl.load(source + at, mask=mask, other=0.0)
-        tl.store(anchor_out + at, tile, mask=mask & write)
+        tile = tl.load(source + base + at, mask=mask, other=0.0)
+        tl.store(anchor_out + base + at, tile, mask=mask & write)
     return tile
 
 
 @triton.jit
 def move(
-    memory, momentum, start, memory_out, momentum_out, at, inner, mask, push, alpha, theta, live,
+    memory, momentum, start, memory_out, momentum_out, base, head, at, mask, push, alpha, theta, live,
     RETENTION: tl.constexpr,
 ):  # fmt: skip
     """Retain, step, write: a tile of the memory after the token. push: eta G, a tile."""
-    old = tl.load(memory + at, mask=mask, other=0.0)
-    new = keep(old, start, inner, mask, alpha, RETENTION)
+    old = tl.load(memory + base + at, mask=mask, other=0.0)
+    new = keep(old, start, head, at, mask, alpha, RETENTION)
     if momentum is None:
         new -= push
     else:
-        s = tl.load(momentum + at, mask=mask, other=0.0)
+        s = tl.load(momentum + base + at, mask=mask, other=0.0)
         moved = theta * s - push
-        tl.store(momentum_out + at, tl.where(live, moved, s), mask=mask)
+        tl.store(momentum_out + base + at, tl.where(live, moved, s), mask=mask)
         new += moved
     new = tl.where(live, new, old)
-    tl.store(memory_out + at, new, mask=mask)
+    tl.store(memory_out + base + at, new, mask=mask)
     return new
 
 
@@ -108,6 +124,15 @@ def pair_gate(kept, given, n, SIZE: tl.constexpr, C: tl.constexpr):
     j = tl.arange(0, C)[None, :]
     old = tl.load(kept + n * (SIZE - 1) + j, mask=j < SIZE - 1, other=0.0)
     return tl.where(j == SIZE - 1, tl.load(given + n), old)
+
+
+@triton.jit
+def pair_values(token, window, n, v, j, SIZE: tl.constexpr, V: tl.constexpr):
+    """Values of the window's pairs, [len v, C]. v: [len v, 1], which of them; j: [1, C], of which pair."""
+    kept = window.v + n * (SIZE - 1) * V
+    old = tl.load(kept + j * V + v, mask=(j < SIZE - 1) & (v < V), other=0.0)
+    newest = tl.load(token.v + n * V + v, mask=v < V, other=0.0)
+    return tl.where(j == SIZE - 1, newest, old)
 
 
 @triton.jit

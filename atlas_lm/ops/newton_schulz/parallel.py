@@ -6,17 +6,10 @@ from torch import Tensor
 from atlas_lm.ops.newton_schulz.schedules import schedule
 
 
-def newton_schulz(matrix: Tensor, steps: int, *, name: str = "muon", eps: float = 1e-7) -> Tensor:
-    """Push the singular values of each matrix toward one, keeping its singular vectors.
-
-    X_0 = S / (||S||_F + eps), transposed if tall; X <- aX + (bA + cA^2)X with A = X X^T.
-    matrix: [..., O, I]; returns the same shape. steps = 0 switches it off: the matrix unchanged.
-    A zero matrix gives zero, with the finite gradient of S / eps through the polynomial.
-
-    >>> newton_schulz(torch.diag(torch.tensor([3.0, 0.3])), 12, name="cubic").round(decimals=3)
-    tensor([[1., 0.],
-            [0., 1.]])
-    """
+def newton_schulz_parallel(
+    matrix: Tensor, steps: int, *, name: str = "muon", eps: float = 1e-7
+) -> Tensor:
+    """What `newton_schulz` documents, on any device and dtype, with all derivatives."""
     coefficients = schedule(name, steps)
     if not coefficients:
         return matrix

@@ -1,0 +1,1 @@
+"""Parts of `benchmarks/kernels.py`: a case is a record, and everything else works on records."""
