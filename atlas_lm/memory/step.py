@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from atlas_lm.memory.features import Identity, Unit
 from atlas_lm.memory.objectives import Huber
 from atlas_lm.memory.optimizers import ImplicitDescent, Muon
 from atlas_lm.memory.retention import Renormalise
@@ -14,7 +15,7 @@ from atlas_lm.memory.spec import MemorySpec
 from atlas_lm.memory.state import MemoryState
 from atlas_lm.memory.tokens import Tokens
 from atlas_lm.ops.backend import why_not_triton
-from atlas_lm.ops.memory_step import Pairs, StepRule, StepState, StepToken
+from atlas_lm.ops.memory_step import Columns, Pairs, StepRule, StepState, StepToken
 
 Weights = Mapping[str, Tensor]
 NAMES = ("w0", "w1", "gate")  # the order in which the kernels take fast weights
@@ -52,7 +53,9 @@ def _unknown(spec: MemorySpec) -> str | None:
     if spec.network.norm:
         return "the single-step kernel has no output norm"
     if spec.network.depth > 2:
-        return f"the single-step kernel knows depth 1 and 2, and this memory has {spec.network.depth}"
+        return (
+            f"the single-step kernel knows depth 1 and 2, and this memory has {spec.network.depth}"
+        )
     matrix = spec.network.depth == 1
     hidden = 0 if matrix else spec.fast_shapes["w0"][0]
     return why_not(spec.feature_dim, hidden, spec.window.size, matrix, spec.objective.kind)
@@ -69,27 +72,68 @@ def run(
 
     into: a state whose tensors receive the result, e.g. a `twin`; by default they are new.
     """
-    return write_and_read(
-        spec, weights, state, encode(spec, weights, state.window, tokens), into
-    )
+    return write_and_read(spec, weights, state, encode(spec, weights, state.window, tokens), into)
 
 
 def encode(
-    spec: MemorySpec, weights: Weights, window: Mapping[str, Tensor], tokens: Tokens
+    spec: MemorySpec,
+    weights: Weights,
+    window: Mapping[str, Tensor],
+    tokens: Tokens,
+    x: Tensor | None = None,
 ) -> StepToken:
-    """The token as the kernels take it: plain PyTorch, which torch.compile may trace."""
-    keys = torch.cat([window["k"], tokens.k, tokens.q], dim=2)
-    x = spec.features(keys, weights)  # [B, H, c+1, F]
+    """The token as the kernels take it: plain PyTorch, which torch.compile may trace.
+
+    x: [B, H, c+1, F], the features of the window's keys, its own and its query, where they are known
+    """
+    if x is None:
+        x = spec.features(torch.cat([window["k"], tokens.k, tokens.q], dim=2), weights)
     gates = {name: gate.squeeze(2) for name, gate in tokens.gates.items()}
     if spec.optimizer.step is not None or isinstance(spec.optimizer, ImplicitDescent):
         gates["eta"] = spec.optimizer.rate(gates, x[:, :, -2].square().sum(-1))
-    return StepToken(
-        x=x,
-        k=tokens.k.squeeze(2),
-        v=tokens.v.squeeze(2),
-        valid=None if tokens.valid is None else tokens.valid.squeeze(1),
-        **gates,
+    valid = None if tokens.valid is None else tokens.valid.squeeze(1)
+    return StepToken(x=x, k=tokens.k.squeeze(2), v=tokens.v.squeeze(2), valid=valid, **gates)
+
+
+def prepare(
+    spec: MemorySpec, projected: Tensor, tail: Tensor, into: Tensor, weights: Weights
+) -> tuple[Tokens, Tensor | None]:
+    """From a block's projections to its token in one launch: convolution, SiLU, lengths, gates.
+
+    projected: [B, n], side by side q, k, v, the inner values of the gates in the spec's order, anything
+    tail: [B, size-1, .] of the convolution; into: receives the next one
+    weights: conv, and for each gate up.* [H values, rank] and bias.* [H, values]
+    Returns the token, and its features for `encode` where the key and the query are all that they need.
+    """
+    from atlas_lm.ops.memory_step.prepare import prepare as launch
+
+    layout = _columns(spec, weights[f"up.{next(iter(spec.gates))}"].shape[1] if spec.gates else 0)
+    ups, biases = (tuple(weights[f"{part}.{n}"] for n in spec.gates) for part in ("up", "bias"))
+    made = launch(layout, projected, tail, weights["conv"], ups, biases, into)
+    gates = {n: g if spec.gates[n].offsets else g.squeeze(-1) for n, g in made.gates.items()}
+    gates = {n: g.unsqueeze(2) for n, g in gates.items()}
+    tokens = Tokens(made.x[:, :, 1:], made.k.unsqueeze(2), made.v.unsqueeze(2), gates, None)
+    return tokens, made.x if _own_features(spec) else None
+
+
+@functools.cache
+def _columns(spec: MemorySpec, rank: int) -> Columns:
+    return Columns(
+        heads=spec.heads,
+        key=spec.key_dim,
+        value=spec.value_dim,
+        rank=rank,
+        gates=tuple(spec.gates),
+        values=tuple(max(gate.offsets, 1) for gate in spec.gates.values()),
+        window=spec.window.size,
+        unit_keys=not isinstance(spec.features, Unit),
+        unit_features=isinstance(spec.features, Unit) and _own_features(spec),
     )
+
+
+def _own_features(spec: MemorySpec) -> bool:
+    """The features are key and query themselves, at most brought to unit length, and no older keys count."""
+    return type(spec.features) in (Identity, Unit) and spec.window.size == 1
 
 
 def write_and_read(

@@ -8,7 +8,7 @@ all layers share.
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 import torch
@@ -17,12 +17,9 @@ from torch.nn.functional import linear, rms_norm, silu
 
 from atlas_lm.blocks.block import Block
 from atlas_lm.blocks.lmm import MemoryAlone
-from atlas_lm.layers.conv import short_conv
-from atlas_lm.layers.gates import SQUASH
 from atlas_lm.layers.memory import MemoryMixer
 from atlas_lm.layers.state import LayerState
 from atlas_lm.memory import MemorySpec, MemoryState, step
-from atlas_lm.memory.features import Exponential, Unit, unit
 from atlas_lm.memory.tokens import Tokens
 from atlas_lm.models.modeling import AtlasForCausalLM, AtlasModel
 from atlas_lm.models.state import StreamState
@@ -74,6 +71,10 @@ class Decoder:
             self._capture()
 
     @property
+    def batch(self) -> int:
+        return self._states[0].batch
+
+    @property
     def state(self) -> StreamState:
         """Where the streams stand, as a value of its own."""
         return self._states[self._now].clone()
@@ -88,9 +89,9 @@ class Decoder:
     @torch.no_grad()
     def step(self, ids: Tensor) -> Tensor:
         """Read one token per row: ids [B] -> logits [B, vocab], overwritten by the call after the next."""
-        if ids.shape != (self._states[0].batch,):
+        if ids.shape != (self.batch,):
             raise ValueError(
-                f"ids have shape {list(ids.shape)}, wanted [{self._states[0].batch}]: one token per row"
+                f"ids have shape {list(ids.shape)}, wanted [{self.batch}]: one token per row"
             )
         if self.form == "plain":
             logits, self._states[0] = _plain(self.model, ids, self._states[0])
@@ -158,7 +159,9 @@ def _choose(
     if reason is None:
         return "graphs" if form == "auto" else form
     if form != "auto":
-        raise ValueError(f"this model has no decoding form {form!r}: {reason}; use 'auto' or 'plain'")
+        raise ValueError(
+            f"this model has no decoding form {form!r}: {reason}; use 'auto' or 'plain'"
+        )
     if state.position.is_cuda:
         log.warning("decoding calls the model token by token: %s", reason)
     return "plain"
@@ -181,34 +184,44 @@ class Steps:
         self.blocks = [_pack(cast(Block, block)) for block in base.layers]
         spec, eps = self.blocks[0].spec, base.config.rms_norm_eps
 
-        def enter(x: Tensor, into: Weights, state: Weights, tail: Tensor) -> tuple[Token, Tensor]:
-            return _prepare(spec, eps, x, into, state, tail)
+        def enter(x: Tensor, into: Weights) -> Tensor:
+            return _project(eps, x, into)
 
         def turn(
-            x: Tensor, y: Tensor, gate: Tensor, out: Weights, into: Weights, state: Weights, tail: Tensor
-        ) -> tuple[Tensor, Token, Tensor]:
-            x = _finish(eps, x, y, gate, out)
-            return x, *_prepare(spec, eps, x, into, state, tail)
+            x: Tensor, y: Tensor, columns: Tensor, out: Weights, into: Weights
+        ) -> tuple[Tensor, Tensor]:
+            x = _finish(eps, x, y, columns, out)
+            return x, _project(eps, x, into)
 
-        def leave(x: Tensor, y: Tensor, gate: Tensor, out: Weights) -> Tensor:
-            return _head(model, base.norm(_finish(eps, x, y, gate, out)))
+        def leave(x: Tensor, y: Tensor, columns: Tensor, out: Weights) -> Tensor:
+            return _head(model, base.norm(_finish(eps, x, y, columns, out)))
+
+        def encode(weights: Weights, window: Weights, tokens: Tokens) -> Token:
+            return step.encode(spec, weights, window, tokens)
 
         self.enter, self.turn, self.leave = join(enter), join(turn), join(leave)
+        self.encode = join(encode)
 
     def __call__(self, ids: Tensor, before: StreamState, after: StreamState) -> Tensor:
         """Read the tokens from one state into the other."""
-        x, previous, y, gate = self.base.embed_tokens(ids), None, None, None
+        x, previous, y = self.base.embed_tokens(ids), None, None
+        columns: Tensor | None = None
         for block, old, new in zip(self.blocks, before.layers, after.layers, strict=True):
-            memory, tail = cast(MemoryState, old.memory), new.tails["conv"]
-            state = {"tail": old.tails["conv"], **memory.window}
+            spec, memory = block.spec, cast(MemoryState, old.memory)
             if previous is None:
-                token, gate = self.enter(x, block.into, state, tail)
+                columns = self.enter(x, block.into)
             else:
-                x, token, gate = self.turn(x, y, gate, previous.out, block.into, state, tail)
-            y, _ = step.write_and_read(block.spec, block.fast, memory, token, into=new.memory)
+                x, columns = self.turn(x, y, columns, previous.out, block.into)
+            tails = old.tails["conv"], new.tails["conv"]
+            tokens, features = step.prepare(spec, columns, *tails, block.gates)
+            if features is None:
+                token = self.encode(block.fast, memory.window, tokens)
+            else:
+                token = step.encode(spec, block.fast, memory.window, tokens, features)
+            y, _ = step.write_and_read(spec, block.fast, memory, token, into=new.memory)
             previous = block
         torch.add(before.position, 1, out=after.position)
-        logits: Tensor = self.leave(x, y, gate, cast(_Packed, previous).out)
+        logits: Tensor = self.leave(x, y, columns, cast(_Packed, previous).out)
         return logits
 
 
@@ -217,26 +230,26 @@ class _Packed:
     """The weights of a block as its step reads them."""
 
     spec: MemorySpec
-    into: Weights  # from the stream to the memory's token
+    into: Weights  # from the stream to the columns of a token
+    gates: Weights  # from the columns to the token: convolution and gates
+    fast: Weights  # outer weights of the memory, fp32
     out: Weights  # from what was read to the next block
-    fast: Weights = field(repr=False)  # outer weights of the memory, fp32
 
 
 @torch.no_grad()
 def _pack(block: Block) -> _Packed:
     mixer: MemoryMixer = cast(MemoryAlone, block.mixer).memory
-    downs = {n: cast(nn.Linear, mixer.gates.down[n]).weight for n in mixer.spec.gates}
-    projections = [mixer.q_proj, mixer.k_proj, mixer.v_proj, mixer.g_proj]
-    fast = {n: w.detach().float() for n, w in mixer.weights().items()}
+    names = tuple(mixer.spec.gates)
+    projections = [mixer.q_proj, mixer.k_proj, mixer.v_proj]
+    projections += [cast(nn.Linear, mixer.gates.down[name]) for name in names]
+    gates = {"conv": mixer.conv.weight.detach()}
+    for name in names:
+        gates[f"up.{name}"] = cast(nn.Linear, mixer.gates.up[name]).weight.detach()
+        gates[f"bias.{name}"] = getattr(mixer.gates, f"{name}_bias").detach().float()
     into = {
         "norm": block.mixer_norm.weight.detach(),
-        "project": torch.cat([p.weight for p in projections] + list(downs.values())),
-        "conv": mixer.conv.weight.detach(),
+        "project": torch.cat([p.weight for p in [*projections, mixer.g_proj]]),
     }
-    for name in mixer.spec.gates:
-        into[f"up.{name}"] = cast(nn.Linear, mixer.gates.up[name]).weight.detach()
-        into[f"bias.{name}"] = getattr(mixer.gates, f"{name}_bias").detach().float()
-    into |= {n: w for n, w in fast.items() if n.startswith("features.")}
     out = {
         "read_norm": mixer.o_norm.weight.detach(),
         "project": mixer.o_proj.weight.detach(),
@@ -244,48 +257,20 @@ def _pack(block: Block) -> _Packed:
         "gate_up": torch.cat([block.mlp.gate_proj.weight, block.mlp.up_proj.weight]),
         "down": block.mlp.down_proj.weight.detach(),
     }
-    return _Packed(mixer.spec, into, out, fast)
+    fast = {name: weight.detach().float() for name, weight in mixer.weights().items()}
+    return _Packed(mixer.spec, into, gates, fast, out)
 
 
-def _prepare(
-    spec: MemorySpec, eps: float, x: Tensor, w: Weights, state: Weights, tail: Tensor
-) -> tuple[Token, Tensor]:
-    """From the stream x [B, D] to the memory's token, and the gate of what it will read.
-
-    state: the tail of the convolution and the window's pairs.  tail: receives the next tail
-    """
-    wide, values = spec.heads * spec.key_dim, spec.heads * spec.value_dim
-    columns = linear(rms_norm(x, x.shape[-1:], w["norm"], eps), w["project"])
-    sizes = [2 * wide + values, values]
-    pairs, gate, low = columns.split([*sizes, columns.shape[-1] - sum(sizes)], dim=-1)
-    pairs, after = short_conv(pairs.unsqueeze(1), w["conv"], state["tail"])
-    tail.copy_(after)
-    q, k, v = silu(pairs).squeeze(1).split([wide, wide, values], dim=-1)
-    q, k, v = (p.unflatten(-1, (spec.heads, -1)) for p in (q, k, v))
-    if not isinstance(spec.features, Unit | Exponential):
-        q, k = unit(q), unit(k)
-    q, k, v = (p.float().unsqueeze(2) for p in (q, k, v))  # [B, H, 1, .]
-    tokens = Tokens(q, k, v, _gates(spec, low, w), None)
-    return step.encode(spec, w, state, tokens), gate
+def _project(eps: float, x: Tensor, w: Weights) -> Tensor:
+    """From the stream x [B, D] to the columns q, k, v, inner values of gates, the gate of the read."""
+    return linear(rms_norm(x, x.shape[-1:], w["norm"], eps), w["project"])
 
 
-def _gates(spec: MemorySpec, low: Tensor, w: Weights) -> Weights:
-    """The gates [B, H, 1(, offsets)] from their inner values, as `layers.gates` makes them."""
-    gates = {}
-    for z, (name, gate) in zip(low.chunk(len(spec.gates), dim=-1), spec.gates.items(), strict=True):
-        # a product of this size is cheaper beside the squashing than as a launch of its own
-        made = (z.float().unsqueeze(1) * w[f"up.{name}"].float()).sum(-1).to(z.dtype).float()
-        made = made.unflatten(-1, (spec.heads, -1))
-        scale = spec.window.size if name == "gamma" else 1
-        made = SQUASH[name].value(made, w[f"bias.{name}"], scale).unsqueeze(2)
-        gates[name] = made if gate.offsets else made.squeeze(-1)
-    return gates
-
-
-def _finish(eps: float, x: Tensor, y: Tensor, gate: Tensor, w: Weights) -> Tensor:
+def _finish(eps: float, x: Tensor, y: Tensor, columns: Tensor, w: Weights) -> Tensor:
     """From what was read, y [B, H, 1, V], to the stream before the next block."""
-    read = rms_norm(y.squeeze(2).to(x.dtype), y.shape[-1:], w["read_norm"], eps)
-    x = x + linear(read.flatten(1) * silu(gate), w["project"])
+    read = rms_norm(y.squeeze(2).to(x.dtype), y.shape[-1:], w["read_norm"], eps).flatten(1)
+    gate = columns[:, -read.shape[1] :]
+    x = x + linear(read * silu(gate), w["project"])
     inside, up = linear(rms_norm(x, x.shape[-1:], w["norm"], eps), w["gate_up"]).chunk(2, dim=-1)
     return x + linear(silu(inside) * up, w["down"])
 

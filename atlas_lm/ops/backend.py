@@ -20,6 +20,8 @@ def why_not_triton(*tensors: Tensor) -> str | None:
         return "Triton kernels compute in fp32 and below, and inputs are fp64"
     if not interpreted() and any(x.device.type != "cuda" for x in tensors):
         return f"Triton kernels need a CUDA device, and inputs are on {tensors[0].device.type}"
+    if interpreted() and any(x.dtype == torch.bfloat16 for x in tensors):
+        return "Triton's interpreter multiplies bf16 wrongly; use fp16 or fp32 there"
     if torch.compiler.is_compiling():
         return "torch.compile traces the parallel form"
     return None

@@ -11,7 +11,11 @@ from atlas_lm.ops.memory_step import Pairs, StepRule, StepState, StepToken, memo
 from tests.builders import assert_close, seeded
 
 pytest.importorskip("triton")
-from atlas_lm.ops.memory_step import fused  # noqa: E402
+from atlas_lm.layers.conv import short_conv
+from atlas_lm.layers.gates import SQUASH
+from atlas_lm.memory.features import unit
+from atlas_lm.ops.memory_step import Columns, fused
+from atlas_lm.ops.memory_step.prepare import prepare
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
@@ -87,7 +91,9 @@ def single(tree):
 
 def agree(got, wanted, tolerance: float = 1e-5) -> None:
     names = [pytree.keystr(path) for path, _ in pytree.tree_leaves_with_path(wanted)]
-    for name, mine, truth in zip(names, pytree.tree_leaves(got), pytree.tree_leaves(wanted), strict=True):
+    for name, mine, truth in zip(
+        names, pytree.tree_leaves(got), pytree.tree_leaves(wanted), strict=True
+    ):
         if truth is None:
             assert mine is None, name
         else:
@@ -159,7 +165,7 @@ def test_a_shared_anchor_is_written_on_borders_alone(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_extreme_gates_are_exact(kind: str) -> None:
     rule = StepRule(retention="decay", chunk=8)
-    state, token, start = single(drawn(rule, kind, 1, True))
+    state, token, _ = single(drawn(rule, kind, 1, True))
     still = token._replace(eta=torch.zeros_like(token.eta), theta=torch.zeros_like(token.eta))
     kept = still._replace(log_alpha=torch.zeros_like(token.eta))
     for old, new in zip(state.memory, fused.memory_step(rule, state, kept)[1].memory, strict=True):
@@ -167,6 +173,51 @@ def test_extreme_gates_are_exact(kind: str) -> None:
     gone = still._replace(log_alpha=torch.full_like(token.eta, -torch.inf))
     y, after = fused.memory_step(rule, state, gone)
     assert not y.any() and not any(m.any() for m in (*after.memory, *after.momentum))
+
+
+@pytest.mark.parametrize("lengths", ["keys", "features", "none"])
+@pytest.mark.parametrize("size", [1, 4])
+def test_a_token_is_prepared_as_layers_do_it(size: int, lengths: str) -> None:
+    """Convolution, SiLU, lengths and every gate; closed gates keep their digits."""
+    names, values = ("eta", "log_alpha", "theta", "gamma", "delta"), (1, 1, 1, 3, 1)
+    layout = Columns(
+        heads=2,
+        key=3,
+        value=5,
+        rank=4,
+        gates=names,
+        values=values,
+        window=3,
+        unit_keys=lengths == "keys",
+        unit_features=lengths == "features",
+    )
+    generator, wide = seeded(0), 2 * 11
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    columns, tail, conv = normal(3, wide + 20 + 7), normal(3, size - 1, wide), normal(size, wide)
+    ups = tuple(normal(2 * n, 4) for n in values)
+    biases = tuple(
+        normal(2, n) - 12 * (name == "log_alpha") for name, n in zip(names, values, strict=True)
+    )
+    out = torch.empty_like(tail)
+    given = single((columns, tail, conv, ups, biases, out))
+    made = prepare(layout, *given)
+
+    mixed, after = short_conv(columns[:, None, :wide], conv, tail)
+    q, k, v = torch.nn.functional.silu(mixed)[:, 0].split([6, 6, 10], dim=-1)
+    q, k, v = (part.unflatten(-1, (2, -1)) for part in (q, k, v))
+    q, k = (unit(q), unit(k)) if lengths == "keys" else (q, k)
+    x = torch.stack([k, q], dim=2)
+    gates = {}
+    for i, (name, up, bias) in enumerate(zip(names, ups, biases, strict=True)):
+        z = (columns[:, wide + 4 * i : wide + 4 * i + 4] @ up.T).unflatten(-1, (2, -1))
+        gates[name] = SQUASH[name].value(z, bias, 3 if name == "gamma" else 1)
+    wanted = (unit(x) if lengths == "features" else x, k, v, after, gates)
+    agree((made.x, made.k, made.v, given[-1], made.gates), wanted, 1e-6)
+    ratio = made.gates["log_alpha"].cpu().double() / gates["log_alpha"]
+    assert_close("log_alpha", ratio, torch.ones_like(ratio), 1e-5)
 
 
 @pytest.mark.gpu

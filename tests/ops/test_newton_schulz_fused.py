@@ -28,8 +28,6 @@ SHAPES = {
     "wide": (3, 20, 52),
     "tall": (3, 52, 20),
     "tiny": (12, 3, 5),
-    "row": (8, 1, 4),
-    "column": (8, 4, 1),
     "batch dims": (2, 1, 3, 7, 18),
     "long": (3, 9, 200),
 }
@@ -99,6 +97,15 @@ def test_every_schedule(name, steps, config):
     matrix, weight = (draw((16, 6, 70), seed=seed) for seed in (0, 1))
     got = launched(matrix, weight, config, steps, name, 1e-3)
     assert_twice_plain(got, matrix, weight, steps, name, 1e-3)
+
+
+@pytest.mark.parametrize("shape", [(3, 1, 4), (3, 4, 1)])
+def test_rows_and_columns(shape):
+    """Their one singular value starts at one: every matrix makes the same rounding errors."""
+    matrix, weight = (draw(shape, seed=seed) for seed in (0, 1))
+    got = both(lambda x: newton_schulz_fused(x, 5), matrix, weight)
+    truth = both(lambda x: newton_schulz(x, 5), matrix.double(), weight.double())
+    assert all(distance(got[what], truth[what]) < 1e-5 for what in truth)
 
 
 def test_no_steps_is_the_identity():

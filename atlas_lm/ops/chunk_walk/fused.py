@@ -17,12 +17,17 @@ import triton
 from torch import Tensor
 
 from atlas_lm.ops.backend import HALVES
-from atlas_lm.ops.chunk_walk.kernels import walk_backward_kernel, walk_forward_kernel
+from atlas_lm.ops.chunk_walk.kernels import (
+    join_kernel,
+    walk_backward_kernel,
+    walk_forward_kernel,
+)
 from atlas_lm.ops.chunk_weights.record import ChunkWeights
 from atlas_lm.ops.sequences import Sequences
 
 PROGRAMS = 256  # walk this many runs side by side, if there are chunks enough
 SHORTEST = 8  # chunks of a run
+WIDE_STAGES = 1
 CELLS, WARPS, STAGES = 8192, 4, 2  # fp32 numbers of state per program, warps, pipeline stages
 
 
@@ -52,7 +57,7 @@ class Walk:
     sequences: Sequences
     x: Tensor  # [rows, H, F], keys' features
     right: Tensor  # [rows, H, V] values; or [NC, H, halo + b, V], solved
-    decay: Tensor  # [NC, H] fp32
+    keep: Tensor  # [NC, H, b] fp32, what is left of the memory at each token; the last one counts
     halo: int = 0
     left: Tensor | None = None  # [NC, H, halo + b, F], solved; None: x itself
     weights: ChunkWeights | None = None  # where errors are not weighted yet
@@ -62,6 +67,10 @@ class Walk:
     def has_momentum(self) -> bool:
         return self.weights is not None and self.weights.push is not None
 
+    @property
+    def _parts(self) -> int:
+        return 2 if self.has_momentum else 1
+
     def forward(self, memory: Tensor, momentum: Tensor | None = None) -> Walked:
         """memory, momentum: [N, H, V, F] fp32, before the first chunk."""
         runs = self._runs()
@@ -69,9 +78,7 @@ class Walk:
         if runs.each == 1:
             return self._walk(runs, [_transposed(s) for s in given], None)
         transition, gain = self._probe(runs)
-        states = self._between(runs, given, order=range(runs.each))
-        for r in range(runs.each - 1):
-            torch.baddbmm(gain[r], transition[r], states[r], out=states[r + 1])
+        states = self._join(transition, gain, given)
         return self._walk(runs, self._part(states), transition)
 
     def again(self, walked_starts: list[Tensor | None]) -> tuple[Tensor, Tensor | None]:
@@ -91,20 +98,16 @@ class Walk:
         """What is asked of the state after each chunk [NC, H, F, V], and of the initial one [N, H, V, F].
 
         queries: [rows, H, F] effective queries   q: [rows, H, F], read with the momentum
-        dstate: gradients of final memory and momentum   danchor: of the anchor, or None
+        dstate: gradients of final memory and momentum, None: zero   danchor: of the anchor, or None
         """
         runs = self._runs()
         given = (queries, q, dy, danchor)
         if runs.each == 1:
-            return self._walk_back(runs, [_transposed(s) for s in dstate], given)
+            return self._ends(self._walk_back(runs, [_transposed(s) for s in dstate], given))
         assert transition is not None
-        asked = self._by_run(self._walk_back(runs, [None, None], given, probe=True)[1], runs)
-        states = self._between(runs, dstate, order=range(runs.each - 1, -1, -1))
-        for r in range(runs.each - 1, 0, -1):
-            torch.baddbmm(asked[r], transition[r].mT, states[r], out=states[r - 1])
-        borders, found = self._walk_back(runs, self._part(states), given)
-        count = self.sequences.count  # the first run of each sequence
-        return borders, [None if d is None else d[:count].mT.contiguous() for d in found]
+        _, asked = self._walk_back(runs, None, given, probe=True)
+        states = self._join(transition.mT, asked.flatten(0, 1).unflatten(0, (runs.each, -1)), dstate, back=True)
+        return self._ends(self._walk_back(runs, self._part(states), given))
 
     def _walk(
         self, runs: Runs, starts: list[Tensor | None], transition: Tensor | None
@@ -112,10 +115,10 @@ class Walk:
         h, f, v = self._widths()
         count, number = self.sequences.count, runs.sequence.shape[0]
         shape = (self.sequences.chunks, h, f, v)
-        pair = range(2 if self.has_momentum else 1)
+        pair, inner = range(self._parts), torch.float32
         borders = [self.x.new_empty(shape) for _ in pair]
-        ends = [self.decay.new_empty(number, h, v, f) for _ in pair]
-        anchor = self.decay.new_empty(count, h, v, f)
+        ends = [self.x.new_empty(number, h, v, f, dtype=inner) for _ in pair]
+        anchor = self.x.new_empty(count, h, v, f, dtype=inner)
         out = [*_two(ends), *_two(borders), anchor]
         self._launch_forward(runs, starts, out, ends[0].transpose(2, 3), v, probe=False)
         last = [end[number - count :] for end in ends]  # the last run of each sequence
@@ -126,15 +129,31 @@ class Walk:
     def _probe(self, runs: Runs) -> tuple[Tensor, Tensor]:
         """Transition [runs, N H, F, F] and gain [runs, N H, F, V] of every run (2F with momentum)."""
         h, f, v = self._widths()
-        block, units = self._tile()["BV"], f * (2 if self.has_momentum else 1)
+        block, rows = self._tile()["BV"], f * self._parts
         values = -(-v // block) * block
-        width = values + -(-units // block) * block
-        shape = (runs.sequence.shape[0], h, f, width)
-        ends = [self.decay.new_empty(shape) for _ in range(2 if self.has_momentum else 1)]
-        out = [*_two(ends), None, None, None]
-        self._launch_forward(runs, [None, None], out, ends[0], width, probe=True)
-        by_run = self._by_run(_two(ends), runs)
-        return by_run[..., values : values + units], by_run[..., :v]
+        width = values + -(-rows // block) * block
+        ends = self.x.new_empty(runs.sequence.shape[0], h, rows, width, dtype=torch.float32)
+        out = [*_two(list(ends.split(f, dim=2))), None, None, None]
+        self._launch_forward(runs, [None, None], out, ends, width, probe=True)
+        by_run = ends.flatten(0, 1).unflatten(0, (runs.each, -1))
+        return by_run[..., values : values + rows], by_run[..., :v]
+
+    def _join(
+        self, transition: Tensor, gain: Tensor, state: Sequence[Tensor | None], back: bool = False
+    ) -> Tensor:
+        """The states between runs, [runs, N H, F or 2F, V], memory above momentum, transposed.
+        state: [N, H, V, F] each, before the first run, or (back) after the last; None: zero"""
+        runs, heads, rows, v = gain.shape
+        states = gain.new_empty(runs, heads, rows, v)
+        for part, given in zip(self._part(states[-1:] if back else states[:1]), state, strict=True):
+            if part is not None:
+                _ = part.zero_() if given is None else part.copy_(given.mT)
+        join_kernel[(triton.cdiv(v, 16), heads)](
+            transition, gain, states, runs, *transition.stride(), *gain.stride()[:3],
+            R=rows, V=v, BR=max(16, triton.next_power_of_2(rows)), BV=16, BK=32, BACK=back,
+            PRECISION="tf32x3" if self.x.dtype in HALVES else "ieee", num_warps=8, num_stages=2,
+        )  # fmt: skip
+        return states
 
     def _launch_forward(
         self,
@@ -161,28 +180,38 @@ class Walk:
     def _walk_back(
         self,
         runs: Runs,
-        dends: list[Tensor | None],
+        dends: list[Tensor | None] | None,
         given: tuple[Tensor, Tensor | None, Tensor, Tensor | None],
         probe: bool = False,
-    ) -> tuple[list[Tensor | None], list[Tensor | None]]:
+    ) -> tuple[list[Tensor | None], Tensor]:
+        """Of each chunk [NC, H, F, V], and of each run's begin, memory above momentum [NR, H, F or 2F, V]."""
         h, f, v = self._widths()
         tile, s = self._tile(), self.sequences
         queries, q, dy, danchor = given
-        shape = (s.chunks, h, f, v)
-        pair = range(2 if self.has_momentum else 1)
-        borders = _two([] if probe else [self.x.new_empty(shape) for _ in pair])
-        found = [self.decay.new_empty(runs.sequence.shape[0], h, f, v) for _ in pair]
-        strides = dends[0].stride() if dends[0] is not None else (0, 0, 0, 0)
-        walk_backward_kernel[(-(-v // tile["BV"]), h, runs.sequence.shape[0])](
-            self.x, self.left, *self._weights(), queries, q, dy, *dends, *_two(found), *borders, danchor,
+        count = 0 if probe else self._parts
+        borders = _two([self.x.new_empty(s.chunks, h, f, v) for _ in range(count)])
+        shape = (runs.sequence.shape[0], h, f * self._parts, v)
+        found = self.x.new_empty(shape, dtype=torch.float32)
+        first = None if dends is None else dends[0]
+        strides = (0, 0, 0, 0) if first is None else first.stride()
+        walk_backward_kernel[(-(-v // tile["BV"]), h, shape[0])](
+            self.x, self.left, *self._weights(), queries, q, dy, *(dends or [None, None]),
+            *_two(list(found.split(f, dim=2))), *borders, danchor,
             runs.sequence, runs.first, runs.count,
             s.start, s.pair_start, s.first_chunk, s.last_chunk, s.length, s.past,
-            *strides, *found[0].stride(),
-            H=h, F=f, V=v, **tile, **self._kind(), PROBE=probe, ANCHOR=danchor is not None,
+            *strides, *found.stride(),
+            H=h, F=f, V=v, **tile, **self._kind(), PROBE=probe, GIVEN=first is not None,
+            ANCHOR=danchor is not None,
         )  # fmt: skip
-        if probe or runs.each > 1:
-            return borders, _two(found)
-        return borders, [None if d is None else d.mT.contiguous() for d in _two(found)]
+        return borders, found
+
+    def _ends(
+        self, found: tuple[list[Tensor | None], Tensor]
+    ) -> tuple[list[Tensor | None], list[Tensor | None]]:
+        """Of the first run of each sequence alone, untransposed [N, H, V, F]."""
+        borders, begins = found
+        first = begins[: self.sequences.count]
+        return borders, [None if d is None else d.mT for d in self._part(first)]
 
     def _runs(self) -> Runs:
         s = self.sequences
@@ -196,8 +225,8 @@ class Walk:
     def _weights(self) -> tuple[Tensor | None, ...]:
         w = self.weights
         if w is None:
-            return None, None, self.decay, None, None
-        return w.mix, w.tail_mix, self.decay, w.push, w.tail_keep
+            return None, None, self.keep, None, None
+        return w.mix, w.tail_mix, self.keep, w.push, w.tail_keep
 
     def _kind(self) -> dict[str, Any]:
         half = self.x.dtype in HALVES
@@ -214,28 +243,16 @@ class Walk:
         """BF, BV, warps and stages. The state of a program, [BF, BV] or two of them, stays in registers."""
         _, f, v = self._widths()
         wide = max(16, triton.next_power_of_2(f))
-        cells = CELLS if self.x.dtype in HALVES and not self.has_momentum else CELLS // 2
+        if self.x.dtype not in HALVES:
+            return dict(BF=wide, BV=16, num_warps=8, num_stages=1)
+        cells = CELLS // 2 if self.has_momentum else CELLS
         block = max(16, min(64, triton.next_power_of_2(v), cells // wide))
-        return dict(BF=wide, BV=block, num_warps=WARPS, num_stages=STAGES)
-
-    def _between(self, runs: Runs, state: Sequence[Tensor | None], order: range) -> Tensor:
-        """Room for memory above momentum, transposed, at the border of every run [runs, N H, F or 2F, V];
-        the first in order holds the given state [N, H, V, F]."""
-        joined = torch.cat([s.mT for s in state if s is not None], dim=-2).flatten(0, 1)
-        states = joined.new_empty(runs.each, *joined.shape)
-        states[order[0]] = joined
-        return states
+        return dict(BF=wide, BV=block, num_warps=WARPS, num_stages=STAGES if wide <= 128 else WIDE_STAGES)
 
     def _part(self, states: Tensor) -> list[Tensor | None]:
-        """[runs, N H, F or 2F, V] -> memory and momentum by run [NR, H, F, V]"""
-        rows = states.flatten(0, 1).unflatten(0, (-1, self.x.shape[1]))
+        """[..., H, F or 2F, V], leading axes flat or not -> memory and momentum [NR, H, F, V]"""
+        rows = states.reshape(-1, self.x.shape[1], *states.shape[-2:])
         return _two(list(rows.split(self.x.shape[2], dim=-2)))
-
-    def _by_run(self, found: Sequence[Tensor | None], runs: Runs) -> Tensor:
-        """[NR, H, F, .] each -> [runs, N H, F or 2F, .]"""
-        joined = torch.cat([d for d in found if d is not None], dim=-2) if found[1] is not None else found[0]
-        assert joined is not None
-        return joined.flatten(0, 1).unflatten(0, (runs.each, -1))
 
 
 @functools.lru_cache(maxsize=32)

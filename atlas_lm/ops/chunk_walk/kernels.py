@@ -1,6 +1,6 @@
 """The walk from border to border: the state stays in registers, transposed [F, value block], in fp32.
 
-A chunk moves it by M' = decay M + push S - sum_n w_n e_n x_n^T, S' = tail_keep S - sum_n u_n e_n x_n^T with errors
+A chunk moves it by M' = keep M + push S - sum_n w_n e_n x_n^T, S' = tail_keep S - sum_n u_n e_n x_n^T with errors
 e_n = M l_n - r_n. Anchored rules have l = x, r = v and weights w, u from `chunk_weights` (WEIGHTED); solved
 ones (the delta rule) bring l and r per chunk, weights inside. The pairs of a chunk come as a main tile of
 ROWS pairs from t0 - OFF on, and a halo tile of HALO pairs before t0; one of OFF and HALO is zero.
@@ -95,7 +95,7 @@ def tile_backward(
 
 @triton.jit
 def walk_forward_kernel(
-    x, left, right, mix, tail_mix, decay, push, tail_keep,
+    x, left, right, mix, tail_mix, keep, push, tail_keep,
     memory, momentum, end_memory, end_momentum, border_memory, border_momentum, anchor,
     run_sequence, run_first, run_count, pair_start, first_chunk, last_chunk, length, past,
     in_n, in_h, in_f, in_v, out_n, out_h, out_f, out_v,
@@ -135,7 +135,7 @@ def walk_forward_kernel(
                 store_state(border_momentum + (i * H + h) * F * V, s, f, column, V, 1, F, V)
             if i == last:
                 store_state(anchor + (n * H + h) * F * V, m, f, column, 1, F, F, V)
-        new_m, new_s = tl.load(decay + i * H + h) * m, s
+        new_m, new_s = tl.load(keep + at) * m, s
         if MOMENTUM:
             new_m += tl.load(push + at) * s
             new_s = tl.load(tail_keep + i * H + h) * s
@@ -158,19 +158,19 @@ def walk_forward_kernel(
 
 @triton.jit
 def walk_backward_kernel(
-    x, left, mix, tail_mix, decay, push, tail_keep, queries, q, dy,
+    x, left, mix, tail_mix, keep, push, tail_keep, queries, q, dy,
     dend_memory, dend_momentum, dmemory, dmomentum, dborder_memory, dborder_momentum, danchor,
     run_sequence, run_first, run_count, start, pair_start, first_chunk, last_chunk, length, past,
     in_n, in_h, in_f, in_v, out_n, out_h, out_f, out_v,
     H: tl.constexpr, F: tl.constexpr, V: tl.constexpr, BF: tl.constexpr, BV: tl.constexpr,
     CHUNK: tl.constexpr, ROWS: tl.constexpr, OFF: tl.constexpr, HALO: tl.constexpr,
     FEEDBACK: tl.constexpr, WEIGHTED: tl.constexpr, MOMENTUM: tl.constexpr, ANCHOR: tl.constexpr,
-    PROBE: tl.constexpr, PRECISION: tl.constexpr,
+    PROBE: tl.constexpr, GIVEN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Walk one run of chunks from its end, storing what the future asks of the state after each.
 
     queries: the effective queries Qe, y = Qe M^T + (push q) S^T + terms without a state.
-    PROBE: start from zero and store only where the run begins."""
+    GIVEN: start from what is asked of the run's end, else from zero; PROBE: store only its begin."""
     block, h, r = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     n = tl.load(run_sequence + r).to(tl.int64)
     begin, count = tl.load(run_first + r).to(tl.int64), tl.load(run_count + r)
@@ -181,7 +181,7 @@ def walk_backward_kernel(
     f, column = tl.arange(0, BF), block * BV + tl.arange(0, BV)
     dm = tl.zeros([BF, BV], tl.float32)
     ds = tl.zeros([BF, BV], tl.float32)
-    if not PROBE:
+    if GIVEN:
         dm = load_state(dend_memory + r * in_n + h * in_h, f, column, in_f, in_v, F, V)
         if MOMENTUM:
             ds = load_state(dend_momentum + r * in_n + h * in_h, f, column, in_f, in_v, F, V)
@@ -197,7 +197,7 @@ def walk_backward_kernel(
         narrow_s = ds.to(x.dtype.element_ty)
         dy_tile = pair_tile(dy, token, t0, 0, end, h, column, CHUNK, H, V)
         seen = pair_tile(queries, token, t0, 0, end, h, f, CHUNK, H, F)
-        new_dm = tl.load(decay + i * H + h) * dm
+        new_dm = tl.load(keep + at) * dm
         if MOMENTUM:
             pushes = tl.load(push + (i * H + h) * CHUNK + tl.arange(0, CHUNK))
             query = pair_tile(q, token, t0, 0, end, h, f, CHUNK, H, F)
@@ -222,3 +222,36 @@ def walk_backward_kernel(
     store_state(dmemory + r * out_n + h * out_h, dm, f, column, out_f, out_v, F, V)
     if MOMENTUM:
         store_state(dmomentum + r * out_n + h * out_h, ds, f, column, out_f, out_v, F, V)
+
+
+@triton.jit
+def join_kernel(
+    transition, gain, states, runs, t_run, t_head, t_row, t_column, g_run, g_head, g_row,
+    R: tl.constexpr, V: tl.constexpr, BR: tl.constexpr, BV: tl.constexpr, BK: tl.constexpr,
+    BACK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """state[r + 1] = transition[r] state[r] + gain[r] for all runs r in turn, states [runs, N H, R, V].
+
+    BACK: state[r - 1] = transition[r] state[r] + gain[r] from the last run on."""
+    column, head = tl.program_id(0) * BV + tl.arange(0, BV), tl.program_id(1).to(tl.int64)
+    row, k = tl.arange(0, BR), tl.arange(0, BK)
+    mask = (row < R)[:, None] & (column < V)[None, :]
+    size = tl.num_programs(1).to(tl.int64) * R * V
+    for step in range(runs - 1):
+        r = tl.full([], 0, tl.int64) + step
+        if BACK:
+            r = runs - 1 - r
+        here = states + r * size + head * (R * V)
+        total = tl.load(
+            gain + r * g_run + head * g_head + row[:, None] * g_row + column[None, :], mask=mask, other=0.0
+        )
+        for first in range(0, R, BK):
+            inner = first + k < R
+            left = transition + r * t_run + head * t_head + (first + k)[None, :] * t_column
+            a = tl.load(left + row[:, None] * t_row, mask=(row < R)[:, None] & inner[None, :], other=0.0)
+            right = here + (first + k)[:, None] * V + column[None, :]
+            b = tl.load(right, mask=inner[:, None] & (column < V)[None, :], other=0.0)
+            total += tl.dot(a, b, input_precision=PRECISION)
+        there = here - size if BACK else here + size
+        tl.store(there + row[:, None] * V + column[None, :], total, mask=mask)
+        tl.debug_barrier()  # the next run reads what other threads of this program stored

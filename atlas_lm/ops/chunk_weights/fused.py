@@ -126,7 +126,8 @@ def weights_backward_kernel(
         step = tl.load(eta + row, mask=valid, other=0.0)
         tl.store(deta + row, tl.sum(dwrite * weight), mask=valid)
         if GATED:
-            tl.store(dgamma + place, step * dwrite, mask=inside)
+            offered = (place >= row * C) & (place < row * C + C) & valid  # of absent pairs too: zero
+            tl.store(dgamma + place, tl.where(inside, step * dwrite, 0.0), mask=offered)
         if MOMENTUM:
             ds = momentum * ds
             dc = momentum * dc
@@ -168,8 +169,8 @@ class _ChunkWeights(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         gates, made = ctx.saved_tensors[:4], ctx.saved_tensors[4:]
         given = [g.contiguous() for g in grads] + [None] * (5 - len(grads))
-        # zeros: a gate of an absent pair, or of a row that is no token, is never reached
-        found = [None if g is None else torch.zeros_like(g) for g in gates]
+        fill = torch.empty_like if ctx.sequences.full else torch.zeros_like  # a row that is no token: zero
+        found = [None if g is None else fill(g) for g in gates]
         _launch(weights_backward_kernel, gates, made, (*given, *found), ctx.sequences, ctx.halo)
         return (*found, None, None)
 

@@ -1,6 +1,7 @@
 """The exact online rule of a matrix memory with a window: every slope is taken just before its token."""
 
-import torch
+from typing import Literal
+
 from torch import Tensor
 
 from atlas_lm.ops.backend import say_once, why_not_triton
@@ -26,7 +27,7 @@ def delta_rule(
     after_retention: bool = False,
     past: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
-    form: str = "auto",
+    form: Literal["auto", "reference", "parallel", "fused"] = "auto",
 ) -> tuple[Tensor, Tensor]:
     """M_t = alpha_t M_{t-1} - eta_t sum_{j<c} gamma_{t,j} (P_t k_{t-j} - v_{t-j}) k_{t-j}^T, y_t = M_t q_t.
 
@@ -39,10 +40,13 @@ def delta_rule(
     form: "reference", "parallel", "fused", or "auto": fused where it fits
     Returns y [B, T, H, V] in the dtype of q and the memory after the last token, [N, H, V, F] fp32.
 
+    >>> import torch
     >>> q, v, eta = torch.ones(1, 2, 1, 1), torch.tensor([3.0, 5.0]).view(1, 2, 1, 1), torch.ones(1, 2, 1)
     >>> delta_rule(q, q, v, eta, form="parallel")[0].flatten()
     tensor([3., 5.])
     """
+    if form not in FORMS:
+        raise ValueError(f"form is {form!r}, wanted one of {', '.join(FORMS)}")
     _check(q, k, v, eta, log_alpha, gamma, memory, past, cu_seqlens)
     reason = why_not_fused(q, k, v, gamma) if form in ("auto", "fused") else None
     if form == "fused" and reason:
@@ -107,3 +111,10 @@ def _check(
             f"cu_seqlens came with {sizes['B']} rows and {before} pairs before the first token, "
             "wanted 1 and 0; pack the sequences into one row"
         )
+    if cu_seqlens is not None:
+        first, end = cu_seqlens[[0, -1]].tolist()
+        if (first, end) != (0, sizes["T"]):
+            raise ValueError(
+                f"cu_seqlens runs from {first} to {end}, wanted 0 to {sizes['T']}; "
+                "every token belongs to a sequence"
+            )

@@ -1,6 +1,7 @@
 """Packed sequences taken one by one, for the forms that know only rows of a batch."""
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ def each_sequence(
     """Run `form` on every sequence between two borders."""
     borders = cu_seqlens.tolist()
     reads, ends = [], []
-    for n, (first, end) in enumerate(zip(borders[:-1], borders[1:], strict=True)):
+    for n, (first, end) in enumerate(pairwise(borders)):
         y, state = form(
             *(x[:, first:end] for x in inputs),
             **{name: None if x is None else x[:, first:end] for name, x in gates.items()},

@@ -1,8 +1,8 @@
 """The exact online rule in Triton: solve every tile at once, walk its borders, read; and true gradients.
 
 Saved for the backward pass: left and queries (as large as k and q), the inverse (half of k at 128 features)
-and the borders (two times k at 128 x 128, by window). Solving and walking again would cost more than reading them;
-products of queries, keys and borders are cheap and made again.
+and the borders (two times k at 128 x 128 and a window of one). Solving and walking again would cost more than
+reading them; products of queries, keys and borders are cheap and made again.
 """
 
 from typing import Any
@@ -39,9 +39,7 @@ def delta_rule_fused(
         eta, gamma = eta * gamma.squeeze(-1), None
     if cu_seqlens is None:
         before = k.shape[1] - tokens
-        sequences = even_rows(
-            batch, tokens, TOKENS[window], q.device, before=before, past=past
-        )
+        sequences = even_rows(batch, tokens, TOKENS[window], q.device, before=before, past=past)
     else:
         sequences = packed(cu_seqlens, TOKENS[window])
     if memory is None:
@@ -85,6 +83,7 @@ class _DeltaRule(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         """q, k, v: [rows, H, .], gamma: [rows, H, c], mix, keep: of `chunk_weights` -> y, memory."""
         q, k, v = (x.contiguous() for x in (q, k, v))
+        gamma = None if gamma is None else gamma.contiguous()
         features, values = q.shape[-1], v.shape[-1]
         window = 1 if gamma is None else gamma.shape[-1]
         tiles = Tiles(sequences, q.shape[1], features, values, window, after, q.dtype)
@@ -92,7 +91,7 @@ class _DeltaRule(torch.autograd.Function):
         inverse = tiles.new(tiles.rows, tiles.rows)
         queries, y = torch.empty_like(q), _rows(sequences, v[: q.shape[0]])
         tiles.launch(solve_kernel, q, k, v, gamma, mix, keep, left, right, queries, y, inverse)
-        walk = Walk(sequences, k, right, keep[..., -1].contiguous(), tiles.halo, left)
+        walk = Walk(sequences, k, right, keep, tiles.halo, left)
         walked = walk.forward(memory)
         blocks = tiles.value_blocks(read_kernel)
         tiles.launch(read_kernel, queries, walked.borders, y, split=blocks)
@@ -106,11 +105,9 @@ class _DeltaRule(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: Tensor, dmemory: Tensor) -> tuple[Tensor | None, ...]:
         tiles: Tiles = ctx.tiles
-        q, k, v, gamma, mix, keep, left, queries, inverse, borders, transition = (
-            ctx.saved_tensors
-        )
+        q, k, v, gamma, mix, keep, left, queries, inverse, borders, transition = ctx.saved_tensors
         s, dy = tiles.sequences, dy.contiguous()
-        walk = Walk(s, k, v, keep[..., -1].contiguous(), tiles.halo, left)  # v: its width alone
+        walk = Walk(s, k, v, keep, tiles.halo, left)  # v: its width alone
         asked, found = walk.backward(transition, queries, None, dy, [dmemory, None], None)
         spare = k.shape[0] - q.shape[0]  # pairs before first tokens, some of which may not exist
         dq, dk, dv = _rows(s, q), _rows(s, k, spare), _rows(s, v, spare)

@@ -98,9 +98,7 @@ class _Tile:
         return y.to(self.q.dtype), made[:, :, -1, :1, None] * memory - last.mT @ self.x
 
 
-def _coefficients(
-    eta: Tensor, log_alpha: Tensor, after_retention: bool
-) -> tuple[Tensor, Tensor]:
+def _coefficients(eta: Tensor, log_alpha: Tensor, after_retention: bool) -> tuple[Tensor, Tensor]:
     """Weights [B, H, b, 1 + b] of (M before the tile, gradient of each token) in M_t and in the memory
     at which token t takes its slope."""
     steps = torch.nn.functional.pad(torch.diag_embed(eta), (1, 0))

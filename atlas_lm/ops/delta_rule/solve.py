@@ -2,7 +2,8 @@
 
 Tokens t of a tile and places j of their windows make ROWS rows (t, j), CP places per token, C of them used.
 With X, V the pairs of the rows, p the share of the memory before the tile that a row's slope sees and
-N[(t, j), (s, j')] = point[t, s] gamma_{s,j'} X.X', the errors are E = T (diag(p) X M^T - V), T = (I + N)^{-1}.
+N[(t, j), (s, j')] = point[t, s] gamma_{s,j'} X.X', the errors are E = T (diag(p) X M^T - V) with
+T = (I + N)^{-1}. PRECISION is for dots of inputs, SHARP for dots of fp32 on the way to T.
 """
 
 import triton
@@ -115,9 +116,9 @@ def unit_inverse(n, ROWS: tl.constexpr, PRECISION: tl.constexpr):
     small = tl.sum(tl.where(own, tl.reshape(n, [BLOCKS, 16, BLOCKS, 16]), 0.0), 2)
     d = tl.where(r[:, None] == r[None, :], 1.0, 0.0)[None, :, :]
     d -= tl.where((r[:, None] // 2 == r[None, :] // 2)[None, :, :], small, 0.0)
-    d = doubled(d, small, r, 2, "tf32x3")
-    d = doubled(d, small, r, 4, "tf32x3")
-    d = doubled(d, small, r, 8, "tf32x3")
+    d = doubled(d, small, r, 2, PRECISION)
+    d = doubled(d, small, r, 4, PRECISION)
+    d = doubled(d, small, r, 8, PRECISION)
     d = tl.reshape(tl.where(own, d[:, :, None, :], 0.0), [ROWS, ROWS])
     d = doubled(d, n, tl.arange(0, ROWS), 16, PRECISION)
     return doubled(d, n, tl.arange(0, ROWS), 32, PRECISION)
@@ -130,7 +131,7 @@ def solve_kernel(
     start, pair_start, length, past, first_chunk, sequence,
     H: tl.constexpr, F: tl.constexpr, V: tl.constexpr, BF: tl.constexpr, BV: tl.constexpr,
     CHUNK: tl.constexpr, HALO: tl.constexpr, C: tl.constexpr, CP: tl.constexpr,
-    PAIRS: tl.constexpr, AFTER: tl.constexpr, PRECISION: tl.constexpr,
+    PAIRS: tl.constexpr, AFTER: tl.constexpr, PRECISION: tl.constexpr, SHARP: tl.constexpr,
 ):  # fmt: skip
     """What a tile does to any memory M before it: M' = a M - (left M^T - right)^T X and
     y = queries M^T + own, with left, right per distinct pair of the tile."""
@@ -155,18 +156,18 @@ def solve_kernel(
     x = load_rows(k, pair0, pair, there, tl.arange(0, BF), H, h, F)
     coupling = key_products(x, k, pair0, pair, there, H, h, F, BF, PRECISION)
     coupling *= slope_weights(mix, t, CHUNK, AFTER) * g[None, :]
-    solved = unit_inverse(coupling, ROWS, PRECISION)
+    solved = unit_inverse(coupling, ROWS, SHARP)
     store_rows(inverse, solved, at * ROWS, r, r < ROWS, r, 1, 0, ROWS)
     read = query_products(x, q, k, row0, token, valid, pair0, pair, there, H, h, F, BF, PRECISION)
     read *= write_weights(mix, t, CHUNK) * g[None, :]
-    read = tl.dot(read, solved, input_precision=PRECISION)
+    read = tl.dot(read, solved, input_precision=SHARP)
     last = tl.load(mix + (CHUNK - 1) * CHUNK + t) * g
     write = last[:, None] * solved
     N: tl.constexpr = HALO + CHUNK
     m = tl.arange(0, PAIRS)
     if C > 1:
         of_pair = (m[:, None] - HALO == pair[None, :]) & there[None, :]
-        write = tl.dot(of_pair.to(tl.float32), write, input_precision=PRECISION)
+        write = tl.dot(of_pair.to(tl.float32), write, input_precision=SHARP)
     inside = m < N
     by_feature = (write * p[None, :]).to(k.dtype.element_ty)
     read_feature = (read * p[None, :]).to(k.dtype.element_ty)
@@ -176,7 +177,8 @@ def solve_kernel(
         reads = load_rows(q, row0, token, valid, f, H, h, F)
         if NF > 1:
             x = load_rows(k, pair0, pair, there, f, H, h, F)
-        store_rows(left, tl.dot(by_feature, x, input_precision=PRECISION), at * N, m, inside, f, 1, 0, F)
+        moved = tl.dot(by_feature, x, input_precision=PRECISION)
+        store_rows(left, moved, at * N, m, inside, f, 1, 0, F)
         moved = a[:, None] * reads - tl.dot(read_feature, x, input_precision=PRECISION)
         store_rows(queries, moved, row0, token, valid, f, H, h, F)
     by_value, read_value = write.to(v.dtype.element_ty), read.to(v.dtype.element_ty)
@@ -195,13 +197,11 @@ def read_kernel(
     start, pair_start, length, past, first_chunk, sequence,
     H: tl.constexpr, F: tl.constexpr, V: tl.constexpr, BF: tl.constexpr, BV: tl.constexpr,
     CHUNK: tl.constexpr, HALO: tl.constexpr, C: tl.constexpr, CP: tl.constexpr,
-    PAIRS: tl.constexpr, AFTER: tl.constexpr, PRECISION: tl.constexpr,
+    PAIRS: tl.constexpr, AFTER: tl.constexpr, PRECISION: tl.constexpr, SHARP: tl.constexpr,
 ):  # fmt: skip
     """y += queries M^T for one block of values; borders: [NC, H, F, V]."""
     i, h = tl.program_id(0).to(tl.int64) // H, tl.program_id(0) % H
-    tokens, row0, _, _ = find_tile(
-        i, start, pair_start, length, past, first_chunk, sequence, CHUNK
-    )
+    tokens, row0, _, _ = find_tile(i, start, pair_start, length, past, first_chunk, sequence, CHUNK)
     if tokens <= 0:
         return
     token = tl.arange(0, CHUNK)

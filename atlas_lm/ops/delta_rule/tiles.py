@@ -31,8 +31,8 @@ BLOCKINGS = {
     ("solve_kernel", 4): Blocking(features=64, values=64, warps=4),
     ("read_kernel", 2): Blocking(features=128, values=128, warps=4),
     ("read_kernel", 4): Blocking(features=64, values=64, warps=4),
-    ("unsolve_kernel", 2): Blocking(features=128, values=64, warps=8),
-    ("unsolve_kernel", 4): Blocking(features=64, values=32, warps=8),
+    ("unsolve_kernel", 2): Blocking(features=128, values=64, warps=4),
+    ("unsolve_kernel", 4): Blocking(features=64, values=32, warps=4),
     ("halo_kernel", 2): Blocking(features=WIDEST, values=WIDEST, warps=1),
     ("halo_kernel", 4): Blocking(features=WIDEST, values=WIDEST, warps=1),
 }
@@ -83,6 +83,7 @@ class Tiles:
             CHUNK=s.chunk, HALO=self.halo, C=self.window, CP=self.rows // s.chunk,
             PAIRS=triton.next_power_of_2(self.pairs), AFTER=self.after,
             PRECISION="tf32" if self.dtype in HALVES else "tf32x3",
+            SHARP="bf16x3" if self.dtype == torch.bfloat16 else "tf32x3",
             num_warps=wide.warps, num_stages=wide.stages,
         )  # fmt: skip
 

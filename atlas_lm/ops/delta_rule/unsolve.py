@@ -1,9 +1,9 @@
 """Kernels backward: from the memory before each tile and what is asked of the memory after it.
 
-Letters as in `solve`, rows as there; with errors E = T (diag(p) X M^T - V), w the last row of weights times gamma
-and P = weights gamma Q X^T, the tile is y = a Q M^T - P E and M' = a_b M - E^T diag(w) X. T needs no gradient
-of its own: with A = T^T dE, dN = -A E^T. Through E, not through left, right and queries: where a memory
-predicts well, E is small and what those would add up to cancels.
+Letters as in `solve`; with errors E = T (diag(p) X M^T - V), w the last row of weights times gamma and
+P = weights gamma Q X^T, the tile is y = a Q M^T - P E and M' = a_b M - E^T diag(w) X. T needs no gradient of
+its own: with A = T^T dE, dN = -A E^T. Through E, not through left, right and queries: where a memory predicts
+well, E is small and what those would add up to cancels.
 """
 
 import triton
@@ -82,7 +82,7 @@ def unsolve_kernel(
     start, pair_start, length, past, first_chunk, sequence,
     H: tl.constexpr, F: tl.constexpr, V: tl.constexpr, BF: tl.constexpr, BV: tl.constexpr,
     CHUNK: tl.constexpr, HALO: tl.constexpr, C: tl.constexpr, CP: tl.constexpr,
-    PAIRS: tl.constexpr, AFTER: tl.constexpr, PRECISION: tl.constexpr,
+    PAIRS: tl.constexpr, AFTER: tl.constexpr, PRECISION: tl.constexpr, SHARP: tl.constexpr,
 ):  # fmt: skip
     """All gradients of a tile, those of q and k for one block of features. borders: M before the tile,
     dborders: the gradient of M', both [NC, H, F, V]; dkeep: [NC, H, blocks, CHUNK], to be summed.
@@ -163,7 +163,7 @@ def unsolve_kernel(
     if C == 1 and AFTER:
         total += more
     else:
-        total += tl.dot(seen_at.to(tl.float32), more, input_precision="tf32x3")
+        total += tl.dot(seen_at.to(tl.float32), more, input_precision=SHARP)
     tl.store(dmix + at * CHUNK * CHUNK + token[:, None] * CHUNK + token[None, :], total)
     if C > 1:
         tl.store(dgamma + (row0 * H + h) * C + t * (H * C) + j, dg, mask=(t < tokens) & (j < C))
@@ -199,7 +199,7 @@ def halo_kernel(
     start, pair_start, length, past, first_chunk, sequence,
     H: tl.constexpr, F: tl.constexpr, V: tl.constexpr, BF: tl.constexpr, BV: tl.constexpr,
     CHUNK: tl.constexpr, HALO: tl.constexpr, C: tl.constexpr, CP: tl.constexpr,
-    PAIRS: tl.constexpr, AFTER: tl.constexpr, PRECISION: tl.constexpr,
+    PAIRS: tl.constexpr, AFTER: tl.constexpr, PRECISION: tl.constexpr, SHARP: tl.constexpr,
 ):  # fmt: skip
     """Add what a tile asks of the C - 1 pairs before it: each pair is before one tile only."""
     i, h = tl.program_id(0).to(tl.int64) // H, tl.program_id(0) % H

@@ -21,11 +21,11 @@ from atlas_lm.ops.sequences import Sequences
 
 CHUNKS = (16, 32, 64)  # tokens per chunk that kernels take
 WIDEST = 256  # features and values
-# value columns and warps of a program, for features up to 128 wide; measured in docs/kernels.md
+# value columns, warps and pipeline stages of a program; measured in docs/kernels.md
 TILES = {
-    "forward_kernel": (64, 4),
-    "writes_backward_kernel": (64, 8),
-    "reads_backward_kernel": (64, 8),
+    "forward_kernel": (64, 4, 1),
+    "writes_backward_kernel": (64, 4, 2),
+    "reads_backward_kernel": (64, 4, 1),
 }
 
 
@@ -90,14 +90,12 @@ class _LinearMemory(torch.autograd.Function):
             borders = walk.again(starts)
         dy = torch.zeros_like(v[: q.shape[0]]) if dy is None else dy.contiguous()
         dmemory, danchor, *dmomentum = dstate
-        shape = (ctx.rest[0].count, *borders[0].shape[1:2], v.shape[-1], q.shape[-1])
-        dends = [_or_zero(dmemory, shape, q)]
-        if weights.push is not None:
-            dends.append(_or_zero(dmomentum[0], shape, q))
+        dends = [x if x is None else x.contiguous() for x in (dmemory, *dmomentum, None)][:2]
+        if weights.push is not None and (dends[0] is None) != (dends[1] is None):
+            dends = [torch.zeros_like(dends[1] if x is None else dends[0]) if x is None else x for x in dends]
         asked, dstart = walk.backward(
-            transition, queries, q, dy, [*dends, None][:2],
-            None if danchor is None else danchor.contiguous(),
-        )  # fmt: skip
+            transition, queries, q, dy, dends, None if danchor is None else danchor.contiguous()
+        )
         dq, dk, dv, dweights = _chunks_backward(walk, q, k, v, weights, borders, asked, dy)
         return dq, dk, dv, *dweights, *dstart, *[None] * 4
 
@@ -119,7 +117,8 @@ def _chunks_backward(
     halos = [x.new_empty(s.chunks, x.shape[1], edge, x.shape[2]) for x in (k, v)]
     dweights = [None if w is None else torch.empty_like(w) for w in weights]
     dmix, dkeep, dpush, dtail_mix, dtail_keep = dweights
-    dend, ddecay, dpush_last = (torch.empty_like(x) for x in (weights.mix[:, :, 0], *[walk.decay] * 2))
+    dend = torch.empty_like(weights.mix[:, :, 0])
+    ddecay, dpush_last = torch.empty_like(dend[:, :, 0]), torch.empty_like(dend[:, :, 0])
     _launch(
         writes_backward_kernel, walk, q, v,
         (k, v, weights.mix, weights.tail_mix, *borders, *asked, dk, dv, *halos,
@@ -143,25 +142,21 @@ def _chunks_backward(
 def _walk(
     k: Tensor, v: Tensor, weights: ChunkWeights, sequences: Sequences, halo: int, feedback: bool
 ) -> Walk:
-    decay = weights.keep[:, :, -1].contiguous()
-    return Walk(sequences, k, v, decay, halo, weights=weights, feedback=feedback)
+    return Walk(sequences, k, v, weights.keep, halo, weights=weights, feedback=feedback)
 
 
 def _launch(kernel: Any, walk: Walk, q: Tensor, v: Tensor, tensors: tuple[Any, ...]) -> None:
     s, (_, h, f) = walk.sequences, q.shape
     half = q.dtype in HALVES
     wide = max(16, triton.next_power_of_2(f))
-    block, warps = TILES[kernel.__name__]
-    block = max(16, min(block if half else block // 2, triton.next_power_of_2(v.shape[-1])))
+    block, warps, stages = TILES[kernel.__name__] if half else (32, 16, 1)
+    if wide > 128:
+        warps, stages = max(warps, 8), 1
+    block = max(16, min(block, triton.next_power_of_2(v.shape[-1])))
     kernel[(s.chunks, h)](
         *tensors, s.start, s.pair_start, s.length, s.past, s.first_chunk, s.sequence,
         H=h, F=f, V=v.shape[-1], BF=wide, BV=block, CHUNK=s.chunk, HALO=walk.halo,
         FEEDBACK=walk.feedback, MOMENTUM=walk.has_momentum,
-        PRECISION="tf32" if half else "ieee", num_warps=warps if wide <= 128 else 8, num_stages=1,
+        PRECISION="tf32" if half else "ieee", num_warps=warps, num_stages=stages,
     )  # fmt: skip
 
-
-def _or_zero(grad: Tensor | None, shape: tuple[int, ...], like: Tensor) -> Tensor:
-    if grad is not None:
-        return grad.contiguous()
-    return torch.zeros(shape, dtype=torch.float32, device=like.device)

@@ -16,7 +16,9 @@ from atlas_lm.ops.memory_step.mlp import mlp_step
 from atlas_lm.ops.memory_step.rule import Pairs, StepRule, StepState, StepToken
 
 Weights = tuple[Tensor, ...]
-TILE = 4096  # numbers of a weight that a program of 8 warps holds at a time: two programs fit on an SM
+TILE = (
+    4096  # numbers of a weight that a program of 8 warps holds at a time: two programs fit on an SM
+)
 MOST_FEATURES, MOST_HIDDEN, MOST_PAIRS = 1024, 1024, 64
 MOST_COLUMNS = 16384  # hidden units x pairs that a program holds at a time
 
@@ -24,13 +26,17 @@ MOST_COLUMNS = 16384  # hidden units x pairs that a program holds at a time
 def why_not(features: int, hidden: int, pairs: int, matrix: bool, objective: str) -> str | None:
     """Why the kernels do not take these sizes; None: they do. hidden: 0 for a matrix."""
     if matrix and objective == "huber":
-        return "the step kernel cuts a matrix into blocks of values, and Huber needs the norm of all"
+        return (
+            "the step kernel cuts a matrix into blocks of values, and Huber needs the norm of all"
+        )
     if matrix and features > MOST_FEATURES:
         return f"the step kernel holds {MOST_FEATURES} features of a key, and here are {features}"
     if hidden > MOST_HIDDEN:
         return f"the step kernel holds {MOST_HIDDEN} hidden units, and here are {hidden}"
     if pairs > MOST_PAIRS or _padded(pairs) * _wide(hidden) > MOST_COLUMNS:
-        return f"the step kernel has no room for a window of {pairs} pairs with {hidden} hidden units"
+        return (
+            f"the step kernel has no room for a window of {pairs} pairs with {hidden} hidden units"
+        )
     return None
 
 
@@ -41,13 +47,14 @@ def memory_step(
     start: Weights = (),
     into: StepState | None = None,
 ) -> tuple[Tensor, StepState]:
-    """Write one pair and read one query in every row. All fp32 and contiguous; no gradients.
+    """Write one pair and read one query in every row. All fp32; no gradients.
 
     start: the initial weights [H, O, I], for decay_to_start.
-    into: the state whose tensors receive the result. None of them may be one of `state`, but for the
-        anchor: if both have the same, it is written on chunk borders alone.
+    into: the state whose tensors, all contiguous, receive the result. None of them may be one of `state`,
+        but for the anchor: if both have the same, it is written on chunk borders alone.
     Returns y [B, H, V] and the next state: `into`, or one of new tensors.
     """
+    state, start = _contiguous(state), tuple(w.contiguous() for w in start)
     into = empty_like(state) if into is None else into
     shared = bool(state.anchor) and into.anchor[0].data_ptr() == state.anchor[0].data_ptr()
     token = StepToken(*(None if x is None else x.contiguous() for x in token))  # type: ignore[arg-type]
@@ -80,7 +87,7 @@ def _matrix(
     rows, heads, values, features = state.memory[0].shape
     sizes, wide = _sizes(token), _wide(features)
     tile = max(16, min(TILE // wide, _wide(values)))
-    matrix_step[triton.cdiv(values, tile), rows * heads](
+    matrix_step[rows * heads, triton.cdiv(values, tile)](
         *(_first(group) for group in (state.memory, state.anchor, state.momentum, start)),
         *(_first(group) for group in (into.memory, into.anchor, into.momentum)),
         state.window,
@@ -110,6 +117,7 @@ def _mlp(
     rows, heads, hidden, features = state.memory[0].shape
     sizes, wide = _sizes(token), _wide(hidden)
     room = max(16 if sizes["C"] > 1 or wide < 1024 else 8, TILE // wide)
+    double = room if sizes["C"] > 1 else 2 * room  # slopes need one weight at a time
     mlp_step[(rows * heads,)](
         *(_all(group) for group in (state.memory, state.anchor, state.momentum, start)),
         *(_all(group) for group in (into.memory, into.anchor, into.momentum)),
@@ -124,8 +132,10 @@ def _mlp(
         F=features,
         D=hidden,
         HIDDEN=wide,
-        TILE_F=min(room, _wide(features)),
-        TILE_V=min(room, _wide(token.v.shape[-1])),
+        POINT_F=min(double, _wide(features)),
+        POINT_V=min(double, _wide(token.v.shape[-1])),
+        STEP_F=min(room, _wide(features)),
+        STEP_V=min(room, _wide(token.v.shape[-1])),
         GATED=len(state.memory) == 3,
         ACTIVATION=rule.activation,
         DELTA=rule.delta,
@@ -172,6 +182,13 @@ def _padded(pairs: int) -> int:
 @functools.cache
 def _wide(size: int) -> int:
     return max(16, triton.next_power_of_2(size))
+
+
+def _contiguous(state: StepState) -> StepState:
+    """The same state, which it is as a rule."""
+    groups = (tuple(w.contiguous() for w in group) for group in state[:3])
+    window = Pairs(*(None if x is None else x.contiguous() for x in state.window))  # type: ignore[arg-type]
+    return StepState(*groups, window, state.position.contiguous())
 
 
 def _fresh(weights: Weights) -> Weights:

@@ -24,7 +24,7 @@ def matrix_step(
     AFTER: tl.constexpr, CHUNK: tl.constexpr, SHARED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Weights and outputs are [B, H, V, F] and [B, H, V]; FEATURES and C are F and c, padded."""
-    n = tl.program_id(1).to(tl.int64)
+    n = tl.program_id(0).to(tl.int64)
     row, head = n // HEADS, n % HEADS
     now = tl.load(position + row)
     live = now >= 0 if token.valid is None else tl.load(token.valid + row) != 0
@@ -32,7 +32,7 @@ def matrix_step(
     alpha = 1.0 if RETENTION == "keep" else tl.exp(tl.load(token.log_alpha + n))
     theta = 0.0 if momentum is None else tl.load(token.theta + n)
 
-    v = tl.program_id(0) * TILE + tl.arange(0, TILE)[:, None]  # [TILE, 1]
+    v = tl.program_id(1) * TILE + tl.arange(0, TILE)[:, None]  # [TILE, 1]
     f, j = tl.arange(0, FEATURES), tl.arange(0, C)[None, :]
     values, inside = (v < V) | (V % TILE == 0), (f < F) | (F == FEATURES)
     keys, mask = (j < SIZE) | (SIZE == C), values & inside[None, :]
@@ -46,7 +46,19 @@ def matrix_step(
     write = border | (not SHARED)
     if OBJECTIVE == "l2" or anchor is not None:  # an anchor is carried on, even where none reads it
         w = point(
-            memory, anchor, start, anchor_out, base, first, at, mask, border, write, alpha, AFTER, RETENTION
+            memory,
+            anchor,
+            start,
+            anchor_out,
+            base,
+            first,
+            at,
+            mask,
+            border,
+            write,
+            alpha,
+            AFTER,
+            RETENTION,
         )
         if OBJECTIVE == "l2":
             error += times_long(w, x, PRECISION)
@@ -63,5 +75,5 @@ def matrix_step(
     if SKIP:
         read += tl.load(features + SIZE * F + v, mask=values, other=0.0)
     tl.store(y + n * V + v, tl.where(live, read, 0.0), mask=values)
-    if tl.program_id(0) == 0:
+    if tl.program_id(1) == 0:
         advance(token, window, window_out, position_out, n, row, head, now, live, SIZE, K, V)

@@ -29,14 +29,16 @@ def mlp_step(
     memory, anchor, momentum, start, memory_out, anchor_out, momentum_out,
     window, window_out, token, position, position_out, y, scratch,
     HEADS: tl.constexpr, K: tl.constexpr, F: tl.constexpr, V: tl.constexpr, D: tl.constexpr,
-    SIZE: tl.constexpr, C: tl.constexpr, HIDDEN: tl.constexpr, TILE_F: tl.constexpr,
-    TILE_V: tl.constexpr, GATED: tl.constexpr, ACTIVATION: tl.constexpr, OBJECTIVE: tl.constexpr,
-    DELTA: tl.constexpr, GAMMA: tl.constexpr, RETENTION: tl.constexpr, SKIP: tl.constexpr,
-    AFTER: tl.constexpr, CHUNK: tl.constexpr, SHARED: tl.constexpr, PRECISION: tl.constexpr,
+    SIZE: tl.constexpr, C: tl.constexpr, HIDDEN: tl.constexpr, POINT_F: tl.constexpr,
+    POINT_V: tl.constexpr, STEP_F: tl.constexpr, STEP_V: tl.constexpr, GATED: tl.constexpr,
+    ACTIVATION: tl.constexpr, OBJECTIVE: tl.constexpr, DELTA: tl.constexpr, GAMMA: tl.constexpr,
+    RETENTION: tl.constexpr, SKIP: tl.constexpr, AFTER: tl.constexpr, CHUNK: tl.constexpr,
+    SHARED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """w0 and gate are [B, H, D, F], w1 [B, H, V, D], y [B, H, V]; HIDDEN and C are D and c, padded.
 
     scratch: [B, H, c, V], where the errors wait between the two passes over w1
+    POINT, STEP: widths of the tiles in which slopes are taken, and weights moved
     """
     n = tl.program_id(0).to(tl.int64)
     row, head = n // HEADS, n % HEADS
@@ -48,9 +50,8 @@ def mlp_step(
     theta = 0.0 if momentum[0] is None else tl.load(token.theta + n)
 
     # masks that hold everywhere are known to the compiler, and cost nothing
-    j, unit, rest = tl.arange(0, C)[None, :], tl.arange(0, HIDDEN), tl.arange(0, TILE_F)
+    j, unit = tl.arange(0, C)[None, :], tl.arange(0, HIDDEN)
     units = (unit < D) | (D == HIDDEN)
-    part = tl.arange(0, TILE_V)[:, None]
     features, keys = token.x + n * (SIZE + 1) * F, (j < SIZE) | (SIZE == C)
     errors = scratch + n * SIZE * V
     up, up_start = n * D * F, head * D * F
@@ -59,9 +60,9 @@ def mlp_step(
     # predict: the hidden units of the window's pairs, [HIDDEN, C]
     a = tl.zeros((HIDDEN, C), tl.float32)
     g = tl.zeros((HIDDEN, C), tl.float32)
-    for first in range(0, F, TILE_F):
-        f = first + rest
-        inside = (f < F) | (F % TILE_F == 0)
+    for first in range(0, F, POINT_F):
+        f = first + tl.arange(0, POINT_F)
+        inside = (f < F) | (F % POINT_F == 0)
         x = tl.load(features + j * F + f[:, None], mask=keys & inside[:, None], other=0.0)
         at0, mask0 = unit[:, None] * F + f[None, :], units[:, None] & inside[None, :]
         w0 = point(memory[0], anchor[0], start[0], anchor_out[0], up, up_start, at0, mask0,
@@ -74,12 +75,12 @@ def mlp_step(
     s = activate(a, ACTIVATION)
     h = s * g if GATED else s
 
-    # slope: errors [TILE_V, C] by tile of values, and their way back to the hidden units
+    # slope: errors [POINT_V, C] by tile of values, and their way back to the hidden units
     u = tl.zeros((HIDDEN, C), tl.float32)
     square = tl.zeros((1, C), tl.float32)
-    for first in range(0, V, TILE_V):
-        v = first + part
-        values = (v < V) | (V % TILE_V == 0)
+    for first in range(0, V, POINT_V):
+        v = first + tl.arange(0, POINT_V)[:, None]
+        values = (v < V) | (V % POINT_V == 0)
         at1, mask1 = v * D + unit[None, :], values & units[None, :]
         w1 = point(memory[1], anchor[1], start[1], anchor_out[1], down, down_start, at1, mask1,
                    border, write, alpha, AFTER, RETENTION)  # fmt: skip
@@ -106,14 +107,15 @@ def mlp_step(
     # step and read, first the way up, [HIDDEN, 1]
     b = tl.zeros((HIDDEN, 1), tl.float32)
     e = tl.zeros((HIDDEN, 1), tl.float32)
-    for first in range(0, F, TILE_F):
-        f = first + rest
-        inside = (f < F) | (F % TILE_F == 0)
+    for first in range(0, F, STEP_F):
+        f = first + tl.arange(0, STEP_F)
+        inside = (f < F) | (F % STEP_F == 0)
         x = tl.load(features + j * F + f[:, None], mask=keys & inside[:, None], other=0.0)
         q = tl.load(features + SIZE * F + f[None, :], mask=inside[None, :], other=0.0)
         at0, mask0 = unit[:, None] * F + f[None, :], units[:, None] & inside[None, :]
         w0 = move(memory[0], momentum[0], start[0], memory_out[0], momentum_out[0], up,
-                  up_start, at0, mask0, outer(slope, x, PRECISION), alpha, theta, live, RETENTION)  # fmt: skip
+                  up_start, at0, mask0, outer(slope, x, PRECISION), alpha, theta, live,
+                  RETENTION)  # fmt: skip
         b += tl.sum(w0 * q, axis=1, keep_dims=True)
         if GATED:
             w0 = move(memory[2], momentum[2], start[2], memory_out[2], momentum_out[2], up,
@@ -124,9 +126,9 @@ def mlp_step(
     hidden = tl.trans(b * e if GATED else b)
 
     # then down
-    for first in range(0, V, TILE_V):
-        v = first + part
-        values = (v < V) | (V % TILE_V == 0)
+    for first in range(0, V, STEP_V):
+        v = first + tl.arange(0, STEP_V)[:, None]
+        values = (v < V) | (V % STEP_V == 0)
         at1, mask1 = v * D + unit[None, :], values & units[None, :]
         error = weight * tl.load(errors + j * V + v, mask=keys & values, other=0.0)
         w1 = move(memory[1], momentum[1], start[1], memory_out[1], momentum_out[1], down,

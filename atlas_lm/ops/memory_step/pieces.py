@@ -161,7 +161,9 @@ def shift(kept, given, out, n, live, SIZE: tl.constexpr, WIDTH: tl.constexpr):
     inside = (row < SIZE - 1) & (column < WIDTH)
     source = row + live.to(tl.int32)
     base = n * (SIZE - 1) * WIDTH
-    old = tl.load(kept + base + source * WIDTH + column, mask=inside & (source < SIZE - 1), other=0.0)
+    old = tl.load(
+        kept + base + source * WIDTH + column, mask=inside & (source < SIZE - 1), other=0.0
+    )
     new = tl.load(given + n * WIDTH + column, mask=column < WIDTH, other=0.0)
     value = tl.where(source == SIZE - 1, new, old)
     tl.store(out + base + row * WIDTH + column, value, mask=inside)

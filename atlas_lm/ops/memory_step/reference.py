@@ -1,6 +1,7 @@
 """One step written out in PyTorch, in any dtype: what the kernels are held against."""
 
 import math
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -18,7 +19,9 @@ def memory_step_reference(
 
     Returns y [B, H, V] and the next state, as new tensors.
     """
-    valid = torch.ones_like(state.position, dtype=torch.bool) if token.valid is None else token.valid
+    valid = (
+        torch.ones_like(state.position, dtype=torch.bool) if token.valid is None else token.valid
+    )
     border = (state.position % rule.chunk == 0) & valid
     anchor = tuple(
         torch.where(_rows(border, a), m, a)
@@ -39,12 +42,11 @@ def memory_step_reference(
             momentum.append(torch.where(_rows(valid, step), step, state.momentum[i]))
         memory.append(torch.where(_rows(valid, left), left + step, state.memory[i]))
     y = _forward(rule, tuple(memory), q)[0].squeeze(2)
-    shifted = (None if w is None else w[:, :, 1:] for w in window)
     after = StepState(
         memory=tuple(memory),
         anchor=anchor,
         momentum=tuple(momentum),
-        window=Pairs(*(_choose(valid, w, o) for w, o in zip(shifted, state.window, strict=True))),
+        window=_shift(window, state.window, valid),
         position=state.position + valid,
     )
     return torch.where(_rows(valid, y), y, 0.0), after
@@ -64,11 +66,29 @@ def _kept(
 
 def _push(window: Pairs, token: StepToken) -> Pairs:
     """The window's pairs and this one behind them, [B, H, c, ...]."""
+
+    def behind(old: Tensor | None, new: Tensor | None) -> Tensor | None:
+        return None if old is None or new is None else torch.cat([old, new.unsqueeze(2)], dim=2)
+
     return Pairs(
-        *(
-            None if old is None else torch.cat([old, getattr(token, name).unsqueeze(2)], dim=2)
-            for name, old in zip(Pairs._fields, window, strict=True)
-        )
+        k=torch.cat([window.k, token.k.unsqueeze(2)], dim=2),
+        v=torch.cat([window.v, token.v.unsqueeze(2)], dim=2),
+        gamma=behind(window.gamma, token.gamma),
+        delta=behind(window.delta, token.delta),
+    )
+
+
+def _shift(window: Pairs, old: Pairs, valid: Tensor) -> Pairs:
+    """The last c-1 pairs of the rows that moved, and those of before elsewhere."""
+
+    def newest(pairs: Tensor, before: Tensor) -> Tensor:
+        return torch.where(_rows(valid, before), pairs[:, :, 1:], before)
+
+    return Pairs(
+        k=newest(window.k, old.k),
+        v=newest(window.v, old.v),
+        gamma=None if old.gamma is None else newest(cast(Tensor, window.gamma), old.gamma),
+        delta=None if old.delta is None else newest(cast(Tensor, window.delta), old.delta),
     )
 
 
@@ -100,7 +120,9 @@ def _forward(rule: StepRule, memory: Weights, x: Tensor) -> tuple[Tensor, Tensor
     return (x + core if rule.skip else core), a, g, hidden
 
 
-def _gradient(rule: StepRule, point: Weights, x: Tensor, window: Pairs, gamma: Tensor) -> list[Tensor]:
+def _gradient(
+    rule: StepRule, point: Weights, x: Tensor, window: Pairs, gamma: Tensor
+) -> list[Tensor]:
     """sum_n gamma_n dl/dW, for each weight."""
     prediction, a, g, hidden = _forward(rule, point, x)
     error = -window.v if rule.objective == "dot" else prediction - window.v
@@ -132,7 +154,3 @@ def _scalar(gate: Tensor) -> Tensor:
 
 def _rows(rows: Tensor, like: Tensor) -> Tensor:
     return rows.reshape(-1, *[1] * (like.dim() - 1))
-
-
-def _choose(rows: Tensor, new: Tensor | None, old: Tensor | None) -> Tensor | None:
-    return None if new is None or old is None else torch.where(_rows(rows, new), new, old)

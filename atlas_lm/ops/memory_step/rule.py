@@ -53,3 +53,18 @@ class StepToken(NamedTuple):
     gamma: Tensor | None = None  # [B, H, c] newest pair first (offset), or [B, H] (pair)
     delta: Tensor | None = None  # [B, H]
     valid: Tensor | None = None  # [B] bool; False: the state stays, and zero is read
+
+
+@dataclass(frozen=True, kw_only=True)
+class Columns:
+    """How the projections of a token stand side by side: q, k, v, inner values of the gates, anything."""
+
+    heads: int
+    key: int  # K
+    value: int  # V
+    rank: int  # inner values of each gate, gate by gate
+    gates: tuple[str, ...]  # eta, log_alpha, theta, gamma, delta: how each is squashed
+    values: tuple[int, ...]  # of each gate, per head
+    window: int  # c: gamma is at most 1/c
+    unit_keys: bool  # bring q and k to unit length
+    unit_features: bool  # bring the features to unit length, and leave k as it is

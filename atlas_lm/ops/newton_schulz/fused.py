@@ -20,6 +20,7 @@ from atlas_lm.ops.backend import HALVES, interpreted
 from atlas_lm.ops.newton_schulz.schedules import schedule
 
 SHORT, LONG = 128, 4096  # largest sides
+SHARED = 192 * 1024  # bytes of shared memory that the largest blocks take (backward, 128 x 128)
 
 
 class Config(NamedTuple):
@@ -71,6 +72,8 @@ def declines(matrix: Tensor) -> str | None:
             f"matrix is {matrix.shape[-2]} x {matrix.shape[-1]}, kernels hold at most {SHORT} on the "
             f"short side and {LONG} on the long one"
         )
+    if matrix.is_cuda and _shared_memory(matrix.device) < SHARED:
+        return f"kernels take blocks of {SHARED} bytes of shared memory, and this device has less"
     return None
 
 
@@ -182,6 +185,12 @@ def _programs(device: torch.device, config: Config) -> int:
     if interpreted():
         return 2
     return torch.cuda.get_device_properties(device).multi_processor_count * 8 // config.warps
+
+
+@functools.cache
+def _shared_memory(device: torch.device) -> int:
+    properties = torch.cuda.get_device_properties(device)
+    return int(getattr(properties, "shared_memory_per_block_optin", SHARED))
 
 
 @functools.cache
