@@ -33,6 +33,8 @@ class Grid:
     present: Tensor  # [B, c-1 + G] bool: a pair is there
     chunks: list[Chunk]
     full: bool  # every column of every row holds a token
+    level: bool  # every row begins on a chunk border
+    shift: Tensor  # [B] columns before the first token of each row
     home: Tensor | None  # [B, T] the column of each token; None: column t
     window: dict[str, Tensor]  # the last c-1 pairs of each row, for the next state
     count: Tensor  # [B] tokens written
@@ -84,6 +86,8 @@ def lay_out(spec: MemorySpec, state: MemoryState, tokens: Tokens, chunk: int, fr
         present=present,
         chunks=_cut(columns, first, chunk, low),
         full=straight,
+        level=low == high == 0,
+        shift=shift,
         home=home,
         window=window,
         count=count,

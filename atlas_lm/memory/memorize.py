@@ -3,14 +3,13 @@
 Here inputs are checked, brought to one dtype and laid head-major, and a form is chosen.
 """
 
-import logging
 from collections.abc import Mapping
 from typing import Literal, overload
 
 import torch
 from torch import Tensor
 
-from atlas_lm.memory import pairs, parallel, reference
+from atlas_lm.memory import fused, pairs, parallel, reference, step
 from atlas_lm.memory.architectures import dense
 from atlas_lm.memory.gates import check_gate_values, check_gates, head_major
 from atlas_lm.memory.packing import Packing, pack
@@ -18,12 +17,11 @@ from atlas_lm.memory.spec import MemorySpec
 from atlas_lm.memory.state import MemoryState, check_state, initial_state
 from atlas_lm.memory.tokens import Tokens
 from atlas_lm.memory.trace import Trace, gate_means
+from atlas_lm.ops.backend import say_once
 from atlas_lm.ops.checks import check_shapes
 
-log = logging.getLogger("atlas_lm")
-Form = Literal["auto", "reference", "parallel"]
+Form = Literal["auto", "reference", "parallel", "fused"]
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-_explained: set[str] = set()
 
 
 @overload
@@ -89,7 +87,8 @@ def memorize(
         valid: [B, T] bool; a token that is not valid neither writes, nor ages, nor moves the clock,
             and reads zero. Default: all are.
         cu_seqlens: [N+1] borders of sequences packed into one row, B = 1; the state then has N rows.
-        form: "parallel", "reference" (token by token), or "auto": parallel where it exists.
+        form: "fused" (Triton kernels), "parallel", "reference" (token by token), or "auto": the first
+            of these that there is for this spec and device.
         trace: also return a `Trace` of surprise, norms and gates per token.
         check: look at gate values for their range. Reads them, which on a GPU waits for it.
 
@@ -110,8 +109,10 @@ def memorize(
         _check_inputs(spec, weights, q, k, v, gates, valid)
     if checking and check:
         check_gate_values(spec.gates, gates, valid)
+    chosen = _choose(spec, form, (q, k, v), trace)
     packing = None if cu_seqlens is None else pack(cu_seqlens, q.shape[0], q.shape[1])
-    if packing is not None:
+    as_packed = chosen == "fused" and packing is not None and state is None and valid is None
+    if packing is not None and not as_packed:
         q, k, v = packing.spread(q), packing.spread(k), packing.spread(v)
         gates = {name: packing.spread(gate) for name, gate in gates.items()}
         valid = packing.valid if valid is None else packing.valid & packing.spread(valid)
@@ -121,21 +122,29 @@ def memorize(
 
     fresh, dtype, out_dtype = state is None, _inner_dtype(q, k, v), q.dtype
     if state is None:
-        state = initial_state(spec, weights, q.shape[0], dtype=dtype, device=q.device)
+        rows = packing.valid.shape[0] if packing is not None else q.shape[0]
+        state = initial_state(spec, weights, rows, dtype=dtype, device=q.device)
     if checking:
-        _check_state_fits(spec, state, q, dtype)
+        _check_state_fits(spec, state, q, dtype, None if as_packed else q.shape[0])
     inner = {name: weight.to(dtype) for name, weight in weights.items()}
     heads = {name: head_major(gate.to(dtype)) for name, gate in gates.items()}
-    q, k, v = (head_major(x.to(dtype)) for x in (q, k, v))
-    tokens = Tokens(q, k, v, heads, valid)
+    operands = _operand_dtype(q, k, v) if chosen == "fused" else dtype
+    tokens = Tokens(*(head_major(x.to(operands)) for x in (q, k, v)), heads, valid)
+    norms: dict[str, Tensor] = {}
     with torch.autocast(q.device.type, enabled=False):
-        if _choose(spec, form) == "parallel":
+        if form == "auto" and q.is_cuda and not step.declines(spec, inner, state, tokens, trace):
+            y, state = step.run(spec, inner, state, tokens)
+        elif as_packed and cu_seqlens is not None:
+            y, state = fused.run_packed(spec, inner, state, tokens, cu_seqlens)
+        elif chosen == "fused":
+            y, state = fused.run(spec, inner, state, tokens, fresh)
+        elif chosen == "parallel":
             y, state, norms = parallel.run(spec, inner, state, tokens, trace, fresh)
         else:
             y, state, norms = reference.run(spec, inner, state, tokens, trace)
     # a file keeps values, not strides, and strides alone can move the rounding
     state = state.map(Tensor.contiguous)
-    y = _outward(y.to(out_dtype), packing)
+    y = _outward(y.to(out_dtype), None if as_packed else packing)
     if not trace:
         return y, state
     means = {n: _outward(mean, packing) for n, mean in gate_means(tokens.gates, valid).items()}
@@ -154,7 +163,7 @@ def recall(
     _check_floats({"q": q})
     _check_weights(spec, weights)
     dtype = _inner_dtype(q)
-    _check_state_fits(spec, state, q, dtype)
+    _check_state_fits(spec, state, q, dtype, q.shape[0])
     if sizes["T"] == 0:
         raise ValueError("q has no tokens; pass at least one query")
     inner = {name: weight.to(dtype) for name, weight in weights.items()}
@@ -167,11 +176,24 @@ def recall(
     return y.transpose(1, 2).to(q.dtype)
 
 
-def _choose(spec: MemorySpec, form: Form) -> Literal["parallel", "reference"]:
+def _choose(
+    spec: MemorySpec, form: Form, inputs: tuple[Tensor, ...], trace: bool
+) -> Literal["fused", "parallel", "reference"]:
+    """The form that runs. What is asked for by name runs or is refused; "auto" says once what it declined."""
     if form == "reference":
         return form
-    if form not in ("auto", "parallel"):
-        raise ValueError(f"form is {form!r}, wanted 'auto', 'parallel' or 'reference'")
+    if form not in ("auto", "fused", "parallel"):
+        raise ValueError(f"form is {form!r}, wanted 'auto', 'fused', 'parallel' or 'reference'")
+    if form == "fused" or (form == "auto" and inputs[0].is_cuda):
+        reason = fused.declines(spec, *inputs, trace=trace)
+        if reason is None:
+            return "fused"
+        if form == "fused":
+            raise ValueError(
+                f"this call has no fused form: {reason}; use form='parallel' or 'auto'"
+            )
+        if not spec.keeps_pairs:  # these have no weights that a kernel could hold
+            say_once(f"running without kernels: {reason}")
     reason = parallel.declines(spec)
     if reason is None:
         return "parallel"
@@ -179,9 +201,7 @@ def _choose(spec: MemorySpec, form: Form) -> Literal["parallel", "reference"]:
         raise ValueError(
             f"this spec has no parallel form: {reason}; use form='reference' or 'auto'"
         )
-    if reason not in _explained:
-        _explained.add(reason)
-        log.warning("running token by token: %s", reason)
+    say_once(f"running token by token: {reason}")
     return "reference"
 
 
@@ -239,8 +259,10 @@ def _check_weights(spec: MemorySpec, weights: Mapping[str, Tensor]) -> None:
             )
 
 
-def _check_state_fits(spec: MemorySpec, state: MemoryState, q: Tensor, dtype: torch.dtype) -> None:
-    check_state(spec, state, q.shape[0])
+def _check_state_fits(
+    spec: MemorySpec, state: MemoryState, q: Tensor, dtype: torch.dtype, rows: int | None
+) -> None:
+    check_state(spec, state, rows)
     tensor = next(iter(state.memory.values()))
     if tensor.dtype != dtype or tensor.device != q.device:
         raise ValueError(
@@ -252,6 +274,14 @@ def _check_state_fits(spec: MemorySpec, state: MemoryState, q: Tensor, dtype: to
 def _inner_dtype(*inputs: Tensor) -> torch.dtype:
     """Fast weights, momentum and scans live in fp32, or fp64 when the inputs do."""
     return torch.float64 if any(x.dtype == torch.float64 for x in inputs) else torch.float32
+
+
+def _operand_dtype(*inputs: Tensor) -> torch.dtype:
+    """Kernels multiply in the inputs' own dtype, or the widest of theirs."""
+    dtype = inputs[0].dtype
+    for x in inputs[1:]:
+        dtype = torch.promote_types(dtype, x.dtype)
+    return dtype
 
 
 def _outward(x: Tensor, packing: Packing | None) -> Tensor:

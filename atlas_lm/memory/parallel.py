@@ -59,10 +59,7 @@ def run(
     outputs, seen = [], []
     for chunk, stretch in stretches:
         if not spec.online:
-            border = _border(spec, grid, chunk, state.position)
-            anchor = _select(border, memory, anchor)
-            cut = {n: spec.optimizer.at_border(s) for n, s in momentum.items()}
-            momentum = _select(border, cut, momentum)
+            anchor, momentum = _cross(spec, grid, chunk, state.position, memory, anchor, momentum)
         passage = step(
             spec, weights, memory, memory if spec.online else anchor, momentum, stretch, trace
         )
@@ -78,6 +75,41 @@ def run(
         position=state.position + grid.count,
     )
     return _collect(grid, tokens, outputs, seen, after)
+
+
+def head_chunk(
+    spec: MemorySpec, weights: Mapping[str, Tensor], state: MemoryState, grid: Grid
+) -> tuple[Tensor, MemoryState]:
+    """The first chunk of a grid alone, in the precision of the state: y [B, H, columns, V], and memory,
+    anchor and momentum after it."""
+    first, like = grid.chunks[0], state.position.new_empty(0, dtype=next(iter(state.memory.values())).dtype)
+    pairs = {n: x[:, :, : first.stop + spec.window.size - 1].to(like) for n, x in grid.pairs.items()}
+    gates = {n: x[:, :, : first.stop] for n, x in grid.gates.items()}
+    head = replace(
+        grid, q=grid.q[:, :, : first.stop].to(like), pairs=pairs, gates=gates, chunks=[first]
+    )
+    [(chunk, stretch)] = _stretches(spec, weights, head)
+    anchor, momentum = _cross(
+        spec, grid, chunk, state.position, state.memory, state.anchor, state.momentum
+    )
+    passage = anchored(spec, weights, state.memory, anchor, momentum, stretch, trace=False)
+    after = replace(state, memory=passage.memory, anchor=anchor, momentum=passage.momentum)
+    return passage.y.to(grid.q.dtype), after
+
+
+def _cross(
+    spec: MemorySpec,
+    grid: Grid,
+    chunk: Chunk,
+    position: Tensor,
+    memory: dict[str, Tensor],
+    anchor: dict[str, Tensor],
+    momentum: dict[str, Tensor],
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Anchor and momentum as a chunk finds them: at a border the memory becomes the anchor."""
+    border = _border(spec, grid, chunk, position)
+    cut = {n: spec.optimizer.at_border(s) for n, s in momentum.items()}
+    return _select(border, memory, anchor), _select(border, cut, momentum)
 
 
 def _run_pairs(

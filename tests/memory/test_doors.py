@@ -1,12 +1,12 @@
 """What the doors promise beyond the laws: `recall` reads what was written, `trace` tells the truth."""
 
 import logging
-import sys
 
 import pytest
 import torch
 
 from atlas_lm.memory import memorize, presets, recall
+from atlas_lm.ops.backend import say_once
 from tests.builders import (
     NAMES,
     assert_close,
@@ -86,10 +86,8 @@ def test_a_packed_trace_comes_back_in_the_packed_order() -> None:
     assert_close("alpha", packed.gates["alpha"], gates["log_alpha"].exp(), 1e-12)
 
 
-def test_a_declined_form_says_why_once(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys.modules["atlas_lm.memory.memorize"], "_explained", set())
+def test_a_declined_form_says_why_once(caplog: pytest.LogCaptureFixture) -> None:
+    say_once.cache_clear()
     spec = presets.build("yaad", heads=1, key_dim=4, value_dim=4, chunk=1)
     q, k, v = random_inputs(spec, 1, 3)
     gates = random_gates(spec, 1, 3)

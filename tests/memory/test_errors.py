@@ -1,7 +1,6 @@
 """Every wrong call is refused with what was got, what was wanted, and what to do."""
 
 import dataclasses
-import importlib
 import re
 
 import pytest
@@ -10,6 +9,7 @@ import torch
 from atlas_lm.memory import initial_state, memorize, recall
 from atlas_lm.memory.objectives import Huber
 from atlas_lm.memory.windows import Window
+from atlas_lm.ops.backend import say_once
 from tests.builders import random_gates, random_inputs, random_weights, small_spec
 
 BATCH, TOKENS = 2, 7
@@ -315,9 +315,8 @@ def test_parallel_says_why_it_declines(name, changes, reason):
     assert torch.equal(call(form="auto")[0], call(form="reference")[0])
 
 
-def test_auto_says_once_why_it_runs_token_by_token(caplog, monkeypatch):
-    door = importlib.import_module("atlas_lm.memory.memorize")
-    monkeypatch.setattr(door, "_explained", set())
+def test_auto_says_once_why_it_runs_token_by_token(caplog):
+    say_once.cache_clear()
     call = Call(chunk=1)
     for _ in range(3):
         call(form="auto")
@@ -328,7 +327,7 @@ def test_auto_says_once_why_it_runs_token_by_token(caplog, monkeypatch):
 
 
 def test_an_unknown_form():
-    refuses(Call(), "form is 'fused', wanted 'auto', 'parallel' or 'reference'", form="fused")
+    refuses(Call(), "form is 'fast', wanted 'auto', 'fused', 'parallel' or 'reference'", form="fast")
 
 
 @pytest.mark.parametrize(

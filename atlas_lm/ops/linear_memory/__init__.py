@@ -12,7 +12,10 @@ from atlas_lm.ops.linear_memory.record import LinearState, Problem
 from atlas_lm.ops.linear_memory.reference import linear_memory_reference
 from atlas_lm.ops.sequences import even_rows, packed
 
-__all__ = ["LinearState", "linear_memory"]
+__all__ = ["LinearState", "linear_memory", "why_not_sizes"]
+
+CHUNKS = (16, 32, 64)  # tokens per chunk that kernels take
+WIDEST = 256  # features and values
 
 
 def linear_memory(
@@ -78,14 +81,21 @@ FORMS = {
 }
 
 
-def why_not_fused(problem: Problem) -> str | None:
-    reason = why_not_triton(problem.q, problem.k, problem.v)
-    if reason is None:
-        from atlas_lm.ops.linear_memory.fused import declines
+def why_not_sizes(chunk: int, window: int, features: int, values: int) -> str | None:
+    """Why there is no kernel for these sizes; None where there is one."""
+    if chunk not in CHUNKS:
+        return f"kernels take chunks of {', '.join(map(str, CHUNKS))} tokens, and the chunk is {chunk}"
+    if max(features, values) > WIDEST:
+        return f"kernels take up to {WIDEST} features and values, got {features} and {values}"
+    if window - 1 > chunk:
+        return f"kernels take windows up to the chunk and one pair more, got {window} at chunk {chunk}"
+    return None
 
-        sizes = problem.q.shape[-1], problem.v.shape[-1]
-        reason = declines(problem.sequences.chunk, problem.window, *sizes)
-    return reason
+
+def why_not_fused(problem: Problem) -> str | None:
+    p = problem
+    sizes = why_not_sizes(p.sequences.chunk, p.window, p.q.shape[-1], p.v.shape[-1])
+    return sizes or why_not_triton(p.q, p.k, p.v)
 
 
 def _choose(problem: Problem, form: str) -> str:

@@ -19,25 +19,12 @@ from atlas_lm.ops.linear_memory.kernels import (
 from atlas_lm.ops.linear_memory.record import LinearState, Problem
 from atlas_lm.ops.sequences import Sequences
 
-CHUNKS = (16, 32, 64)  # tokens per chunk that kernels take
-WIDEST = 256  # features and values
 # value columns, warps and pipeline stages of a program; measured in docs/kernels.md
 TILES = {
     "forward_kernel": (64, 4, 1),
     "writes_backward_kernel": (64, 4, 2),
     "reads_backward_kernel": (64, 4, 1),
 }
-
-
-def declines(chunk: int, window: int, features: int, values: int) -> str | None:
-    """Why there is no kernel for these sizes; None where there is one."""
-    if chunk not in CHUNKS:
-        return f"kernels take chunks of {', '.join(map(str, CHUNKS))} tokens, and the chunk is {chunk}"
-    if max(features, values) > WIDEST:
-        return f"kernels take up to {WIDEST} features and values, got {features} and {values}"
-    if window - 1 > chunk:
-        return f"kernels take windows up to the chunk and one pair more, got {window} at chunk {chunk}"
-    return None
 
 
 def linear_memory_fused(problem: Problem) -> tuple[Tensor, LinearState]:

@@ -186,9 +186,14 @@ def _wide(size: int) -> int:
 
 def _contiguous(state: StepState) -> StepState:
     """The same state, which it is as a rule."""
-    groups = (tuple(w.contiguous() for w in group) for group in state[:3])
     window = Pairs(*(None if x is None else x.contiguous() for x in state.window))  # type: ignore[arg-type]
-    return StepState(*groups, window, state.position.contiguous())
+    return StepState(
+        memory=tuple(w.contiguous() for w in state.memory),
+        anchor=tuple(w.contiguous() for w in state.anchor),
+        momentum=tuple(w.contiguous() for w in state.momentum),
+        window=window,
+        position=state.position.contiguous(),
+    )
 
 
 def _fresh(weights: Weights) -> Weights:

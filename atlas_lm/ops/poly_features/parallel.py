@@ -24,23 +24,32 @@ def poly_features(x: Tensor, amplitudes: Tensor, degree: int) -> Tensor:
     ...                1 + 0.25 * (q @ k) + 4 * (q @ k) ** 2, atol=1e-4)
     True
     """
-    columns, degrees, roots = _table(x.shape[-1], degree)
-    columns, degrees = columns.to(x.device), degrees.to(x.device)
+    columns, degrees, roots = _table(x.shape[-1], degree, x.device, x.dtype)
     padded = torch.cat([torch.ones_like(x[..., :1]), x], dim=-1)
-    phi = amplitudes[..., degrees] * roots.to(x)
+    phi = amplitudes[..., degrees] * roots
     for factor in columns:
         phi = phi * padded[..., factor]
     return phi
 
 
 @torch.compiler.assume_constant_result
-def _table(size: int, degree: int) -> tuple[Tensor, Tensor, Tensor]:
+def _table(
+    size: int, degree: int, device: torch.device, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
     """Columns of [1, x] to multiply [degree, F], degree of each monomial [F], sqrt(multinomial) [F]."""
     with torch.inference_mode(False):  # kept for later calls, which may want gradients
-        return _make_table(size, degree)
+        return _table_on(size, degree, device, dtype)
 
 
 @functools.lru_cache(maxsize=64)
+def _table_on(
+    size: int, degree: int, device: torch.device, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Copied to the device once: a copy at every call would wait, and cannot be captured in a graph."""
+    columns, degrees, roots = _make_table(size, degree)
+    return columns.to(device), degrees.to(device), roots.to(device, dtype)
+
+
 def _make_table(size: int, degree: int) -> tuple[Tensor, Tensor, Tensor]:
     chosen = list(itertools.combinations_with_replacement(range(size + 1), degree))
     degrees = [sum(index > 0 for index in monomial) for monomial in chosen]
