@@ -126,10 +126,11 @@ class MemorySpec:
     def init_weights(self, seed: int = 0) -> dict[str, Tensor]:
         """The outer weights in fp32: initial fast weights `memory.*` [H, O, I], and those of the parts."""
         generator = torch.Generator().manual_seed(seed)
-        fast, outer = self.architecture.init(
-            self.heads, self.feature_dim, self.value_dim, generator
-        )
-        maps = self.features.init(self.heads, self.key_dim, generator)
+        with torch.device("cpu"):  # the generator's, whatever default device a caller has set
+            fast, outer = self.architecture.init(
+                self.heads, self.feature_dim, self.value_dim, generator
+            )
+            maps = self.features.init(self.heads, self.key_dim, generator)
         return (
             {f"memory.{name}": weight for name, weight in fast.items()}
             | {f"architecture.{name}": weight for name, weight in outer.items()}

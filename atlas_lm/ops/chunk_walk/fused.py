@@ -27,8 +27,8 @@ from atlas_lm.ops.sequences import Sequences
 
 PROGRAMS = 256  # walk this many runs side by side, if there are chunks enough
 SHORTEST = 8  # chunks of a run
-WIDE_STAGES = 1
 CELLS, WARPS, STAGES = 8192, 4, 2  # fp32 numbers of state per program, warps, pipeline stages
+WIDE = (32, 8, 2)  # value columns, warps and stages where features are more than 128
 
 
 @dataclass(frozen=True, eq=False)
@@ -245,9 +245,13 @@ class Walk:
         wide = max(16, triton.next_power_of_2(f))
         if self.x.dtype not in HALVES:
             return dict(BF=wide, BV=16, num_warps=8, num_stages=1)
-        cells = CELLS // 2 if self.has_momentum else CELLS
-        block = max(16, min(64, triton.next_power_of_2(v), cells // wide))
-        return dict(BF=wide, BV=block, num_warps=WARPS, num_stages=STAGES if wide <= 128 else WIDE_STAGES)
+        if wide > 128:
+            block, warps, stages = WIDE
+        else:
+            cells = CELLS // 2 if self.has_momentum else CELLS
+            block, warps, stages = cells // wide, WARPS, STAGES
+        block = max(16, min(64, triton.next_power_of_2(v), block))
+        return dict(BF=wide, BV=block, num_warps=warps, num_stages=stages)
 
     def _part(self, states: Tensor) -> list[Tensor | None]:
         """[..., H, F or 2F, V], leading axes flat or not -> memory and momentum [NR, H, F, V]"""

@@ -19,13 +19,6 @@ from atlas_lm.ops.linear_memory.kernels import (
 from atlas_lm.ops.linear_memory.record import LinearState, Problem
 from atlas_lm.ops.sequences import Sequences
 
-# value columns, warps and pipeline stages of a program; measured in docs/kernels.md
-TILES = {
-    "forward_kernel": (64, 4, 1),
-    "writes_backward_kernel": (64, 4, 2),
-    "reads_backward_kernel": (64, 4, 1),
-}
-
 
 def linear_memory_fused(problem: Problem) -> tuple[Tensor, LinearState]:
     """`linear_memory` by Triton kernels."""
@@ -136,9 +129,7 @@ def _launch(kernel: Any, walk: Walk, q: Tensor, v: Tensor, tensors: tuple[Any, .
     s, (_, h, f) = walk.sequences, q.shape
     half = q.dtype in HALVES
     wide = max(16, triton.next_power_of_2(f))
-    block, warps, stages = TILES[kernel.__name__] if half else (32, 16, 1)
-    if wide > 128:
-        warps, stages = max(warps, 8), 1
+    block, warps, stages = _tile(kernel.__name__, walk, wide) if half else (32, 16, 1)
     block = max(16, min(block, triton.next_power_of_2(v.shape[-1])))
     kernel[(s.chunks, h)](
         *tensors, s.start, s.pair_start, s.length, s.past, s.first_chunk, s.sequence,
@@ -147,3 +138,11 @@ def _launch(kernel: Any, walk: Walk, q: Tensor, v: Tensor, tensors: tuple[Any, .
         PRECISION="tf32" if half else "ieee", num_warps=warps, num_stages=stages,
     )  # fmt: skip
 
+
+def _tile(kernel: str, walk: Walk, wide: int) -> tuple[int, int, int]:
+    """Value columns, warps and pipeline stages of a program for halves; measured in docs/kernels.md."""
+    if wide > 128:
+        return 64, 8, 1
+    if kernel == "writes_backward_kernel" and walk.has_momentum:
+        return 128, 8, 1
+    return 64, 4, 1 if kernel == "reads_backward_kernel" and walk.halo else 2

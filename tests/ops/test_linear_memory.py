@@ -1,0 +1,531 @@
+"""Matrix memories with a chunk anchor: the token loop against plain numbers, the other forms against it."""
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+import math
+import warnings
+
+import numpy
+import pytest
+import torch
+
+from atlas_lm.ops.linear_memory import linear_memory
+from tests.builders import gradients, leaf, seeded
+
+pytest.importorskip("triton", reason="the fused form is written in Triton")
+from atlas_lm.ops.chunk_walk import fused as chunk_walk  # noqa: E402
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+HALVES = ("q", "k", "v")  # inputs in the dtype of the case; gates and states are fp32
+# beside twice the plain error, about a tenth of a rounding: sums over few tokens scatter
+SLACK = {torch.float32: 3e-7, torch.float16: 1e-4, torch.bfloat16: 1e-3}
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    tokens: int = 40
+    chunk: int = 16
+    window: int = 1
+    momentum: bool = False
+    features: int = 16
+    values: int = 16
+    heads: int = 1
+    batch: int = 1
+    objective: str = "l2"
+    before: int = 0  # pairs in front of each row
+    past: tuple[int, ...] | None = None
+    length: tuple[int, ...] | None = None
+    borders: tuple[int, ...] | None = None
+    keep: str = "states"
+    decays: bool = True
+    warm: bool = True
+
+    def options(self):
+        rows = {"past": self.past, "length": self.length, "cu_seqlens": self.borders}
+        rows = {n: x and torch.tensor(x, device=DEVICE) for n, x in rows.items()}
+        return rows | {"chunk": self.chunk, "objective": self.objective, "keep": self.keep}
+
+
+def named(case):
+    """What differs from the plain case."""
+    fields = dataclasses.asdict(case).items()
+    changed = [f"{n}={x}" for n, x in fields if x != getattr(Case(), n)]
+    return " ".join(changed) or "plain"
+
+
+def draw(case, dtype=torch.float16):
+    """Inputs by name in fp64, exact in the dtype in which they will be given; fp32 takes those of fp16."""
+    dtype = torch.float16 if dtype == torch.float32 else dtype
+    generator = seeded(case.tokens + case.window)
+    rows = (case.batch, case.tokens, case.heads)
+    pairs = (case.batch, case.before + case.tokens, case.heads)
+    count = case.batch if case.borders is None else len(case.borders) - 1
+    states = (count, case.heads, case.values, case.features)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=generator)
+
+    def uniform(low, high, *shape):
+        return low + (high - low) * torch.rand(*shape, generator=generator)
+
+    drawn = {
+        "q": torch.nn.functional.normalize(normal(*rows, case.features), dim=-1),
+        "k": torch.nn.functional.normalize(normal(*pairs, case.features), dim=-1),
+        "v": normal(*pairs, case.values),
+        "eta": uniform(0.05, 0.3, *rows),
+        "log_alpha": uniform(-0.2, 0, *rows) if case.decays else None,
+        "theta": uniform(0.2, 0.95, *rows) if case.momentum else None,
+        "gamma": uniform(0.2, 1, *rows, case.window) / case.window if case.window > 1 else None,
+        "memory": normal(*states) if case.warm else None,
+        "momentum": normal(*states) / 4 if case.warm and case.momentum else None,
+    }
+    given = {n: x for n, x in drawn.items() if x is not None}
+    return {n: x.to(dtype if n in HALVES else x.dtype).double() for n, x in given.items()}
+
+
+def run(case, form, inputs, dtype, outputs=("y", "memory", "anchor", "momentum")):
+    """All outputs by name, and the gradients of a loss over `outputs`."""
+    wide = torch.promote_types(dtype, torch.float32)
+    given = {n: leaf(x.to(DEVICE, dtype if n in HALVES else wide)) for n, x in inputs.items()}
+    with poisoned() if form == "fused" else contextlib.nullcontext():
+        y, state = linear_memory(**given, **case.options(), form=form)
+        found = {"y": y} | {n: x for n, x in state._asdict().items() if x is not None}
+        assert y.dtype == dtype and state.memory.dtype == wide
+        loss = sum(weighed(found[n], n) for n in outputs if n in found)
+        grads = gradients(loss, given)
+    return {n: x.detach() for n, x in found.items()} | {f"d{n}": g for n, g in grads.items()}
+
+
+@contextlib.contextmanager
+def poisoned():
+    """Freshly allocated memory holds NaN, so that a cell read before it is written shows."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        try:
+            yield
+        finally:
+            torch.use_deterministic_algorithms(False)
+
+
+def weighed(x, name):
+    weights = torch.randn(x.shape, generator=seeded(len(name)), dtype=torch.float64)
+    return (x * weights.to(x.device, x.dtype)).sum()
+
+
+@functools.cache
+def truth(case):
+    return run(case, "reference", draw(case), torch.float64)
+
+
+def distance(got, wanted):
+    """Relative Frobenius norm of the difference."""
+    scale = wanted.norm().clamp_min(1e-30)
+    return ((got.double() - wanted.double()).norm() / scale).item()
+
+
+def assert_near(got, wanted, tolerance):
+    assert got.keys() == wanted.keys()
+    for name in wanted:
+        assert got[name].isfinite().all(), f"{name} is not finite"
+        error = distance(got[name], wanted[name])
+        assert error <= tolerance, f"{name}: off by {error:.1e}, allowed {tolerance:.0e}"
+
+
+def assert_twice_plain(case, dtype, wanted, slack=None):
+    """Every error at most twice that of the plain form in the same dtype. Returns the fused results."""
+    plain, fused = (run(case, form, draw(case, dtype), dtype) for form in ("parallel", "fused"))
+    assert fused.keys() == wanted.keys()
+    for name in wanted:
+        error, allowed = distance(fused[name], wanted[name]), distance(plain[name], wanted[name])
+        bound = 2 * allowed + (SLACK[dtype] if slack is None else slack)
+        assert error <= bound, f"{name}: off by {error:.1e}, plain {allowed:.1e}"
+    return fused
+
+
+CASES = [
+    Case(tokens=1),
+    Case(tokens=15, window=4, momentum=True),
+    Case(tokens=16, window=17, heads=2, values=40),
+    Case(tokens=17, momentum=True, features=24, values=20),
+    Case(tokens=40, window=4, features=24, values=20),
+    Case(tokens=40, window=17, momentum=True),
+    Case(tokens=70, window=4, momentum=True, chunk=32, features=24, values=20),
+    Case(tokens=70, momentum=True, chunk=64),
+    Case(tokens=70, window=20, chunk=64),
+    Case(window=4, momentum=True, objective="dot", heads=2),
+    Case(objective="dot", decays=False, warm=False, values=72),
+    Case(tokens=20, window=4, momentum=True, batch=2, before=3, past=(2, 3), length=(20, 7)),
+    Case(tokens=20, window=17, batch=2, before=3, past=(0, 3), length=(0, 18)),
+    Case(window=4, momentum=True, borders=(0, 5, 22, 40), keep="checkpoints"),
+    Case(borders=(0, 16, 17, 40), keep="checkpoints"),
+    Case(tokens=20, window=4, momentum=True, decays=False, warm=False, before=1),
+]
+
+
+def by_numbers(case, inputs):
+    """One sequence, one head: errors of all pairs at all memories first, then the rule. [T, V], states."""
+    x = {n: t.numpy()[0, :, 0] for n, t in inputs.items() if n not in ("memory", "momentum")}
+    memories = [inputs["memory"].numpy()[0, 0]]
+    momentum = inputs["momentum"].numpy()[0, 0] if case.momentum else 0.0
+    reads = []
+    for t in range(case.tokens):
+        anchor = memories[t - t % case.chunk]
+        slopes = anchor @ x["k"].T * (case.objective == "l2") - x["v"].T  # [V, pairs]
+        weight = numpy.zeros(len(x["k"]))
+        for j in range(min(case.window, case.before + t + 1)):
+            weight[case.before + t - j] = x["gamma"][t, j] if "gamma" in x else 1.0
+        step = -x["eta"][t] * (slopes * weight) @ x["k"]
+        momentum = x["theta"][t] * momentum + step if case.momentum else step
+        memories.append(numpy.exp(x["log_alpha"][t]) * memories[-1] + momentum)
+        reads.append(memories[-1] @ x["q"][t])
+    anchor = memories[(case.tokens - 1) // case.chunk * case.chunk]
+    return {"y": reads, "memory": memories[-1], "anchor": anchor, "momentum": momentum}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(),
+        Case(window=4, momentum=True),
+        Case(window=5, momentum=True, before=3, objective="dot"),
+        Case(window=17, before=3),
+    ],
+    ids=named,
+)
+def test_the_token_loop_is_the_equations(case):
+    inputs = draw(case)
+    y, state = linear_memory(**inputs, **case.options() | {"past": None}, form="reference")
+    got = {"y": y[0, :, 0]} | {n: x[0, 0] for n, x in state._asdict().items() if x is not None}
+    wanted = by_numbers(case, inputs)
+    assert_near(got, {n: torch.tensor(numpy.array(wanted[n])) for n in got}, 1e-13)
+
+
+@pytest.mark.parametrize("case", CASES, ids=named)
+def test_parallel_is_the_token_loop(case):
+    assert_near(run(case, "parallel", draw(case), torch.float64), truth(case), 1e-10)
+
+
+@pytest.mark.parametrize("case", CASES, ids=named)
+def test_fused_is_as_good_as_plain(case):
+    assert_twice_plain(case, torch.float32, truth(case))
+
+
+HALF = [Case(tokens=17, values=72), *(c for c in CASES if c.momentum and c.window > 1)][:6]
+
+
+@pytest.mark.parametrize("case", HALF, ids=named)
+def test_half_precision_is_as_good_as_plain(case):
+    """fp16, since Triton's interpreter cannot multiply bf16; bf16 is compared on the device."""
+    assert_twice_plain(case, torch.float16, truth(case))
+
+
+SCANS = [
+    Case(tokens=100, window=4, momentum=True),
+    Case(tokens=100, batch=2, chunk=32, window=4, length=(100, 20), keep="checkpoints"),
+    Case(tokens=70, momentum=True, features=24, values=20, batch=2, length=(0, 70)),
+    Case(tokens=64, borders=(0, 32, 64), values=20),
+]
+
+
+@pytest.fixture
+def scans(monkeypatch):
+    """Cuts sequences into as many runs as they have chunks for; tells how many each of them has."""
+    made = []
+
+    def cut(sequences, each):
+        made.append(each)
+        return plain(sequences, each)
+
+    plain = chunk_walk.cut
+    monkeypatch.setattr(chunk_walk, "SHORTEST", 1)
+    monkeypatch.setattr(chunk_walk, "cut", cut)
+    return made
+
+
+@pytest.mark.parametrize("case", SCANS, ids=named)
+def test_many_runs_are_as_good_as_plain(case, scans):
+    assert_twice_plain(case, torch.float32, truth(case))
+    assert min(scans) > 1
+
+
+def test_many_runs_are_one(scans, monkeypatch):
+    case = SCANS[0]
+    many = run(case, "fused", draw(case), torch.float32)
+    monkeypatch.setattr(chunk_walk, "PROGRAMS", 1)
+    one = run(case, "fused", draw(case), torch.float32)
+    assert scans[0] > 1 and scans[-1] == 1
+    assert_near(many, one, 1e-6)
+
+
+@pytest.mark.parametrize("momentum", [False, True])
+@pytest.mark.parametrize("window", [1, 4])
+def test_extreme_gates(window, momentum):
+    """Everything forgotten, nothing written, everything kept: exact, and no NaN in any gradient."""
+    case = Case(window=window, momentum=momentum)
+    inputs = draw(case)
+    inputs["log_alpha"][:, 3] = inputs["log_alpha"][:, 20:22] = -math.inf
+    inputs["log_alpha"][:, 5:12] = 0.0
+    inputs["eta"][:, 7:18] = 0.0
+    if momentum:
+        inputs["theta"][:, 10:14] = 0.0
+    got = run(case, "fused", inputs, torch.float32)
+    assert_near(got, run(case, "reference", inputs, torch.float64), 1e-6)
+
+
+def test_momentum_of_zero_is_descent():
+    case = Case(momentum=True, window=4)
+    inputs = draw(case)
+    inputs |= {n: torch.zeros_like(inputs[n]) for n in ("theta", "momentum")}
+    got = run(case, "fused", inputs, torch.float32, outputs=("y", "memory", "anchor"))
+    plain = {n: x for n, x in inputs.items() if n not in ("theta", "momentum")}
+    wanted = run(dataclasses.replace(case, momentum=False), "fused", plain, torch.float32)
+    assert_near({n: got[n] for n in wanted}, wanted, 1e-6)
+
+
+def test_a_window_that_sees_one_pair_is_none():
+    case = Case(window=4, momentum=True)
+    inputs = draw(case)
+    inputs["gamma"] = torch.zeros_like(inputs["gamma"])
+    inputs["gamma"][..., 0] = 1.0
+    got = run(case, "fused", inputs, torch.float32)
+    one = dataclasses.replace(case, window=1)
+    plain = {n: x for n, x in inputs.items() if n != "gamma"}
+    wanted = run(one, "fused", plain, torch.float32)
+    assert_near({n: got[n] for n in wanted}, wanted, 1e-6)
+
+
+def test_a_window_of_one_may_have_a_gate():
+    case = Case(tokens=20)
+    inputs = draw(case)
+    inputs["gamma"] = torch.linspace(0, 1, 20, dtype=torch.float64).view(1, 20, 1, 1)
+    got = run(case, "fused", inputs, torch.float32)
+    assert_near(got, run(case, "reference", inputs, torch.float64), 1e-6)
+
+
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("output", ["y", "memory", "anchor", "momentum"])
+def test_each_output_has_its_own_gradients(output, several, monkeypatch):
+    monkeypatch.setattr(chunk_walk, "SHORTEST", 1 if several else 8)
+    case = Case(momentum=True, window=4, tokens=33)
+    got = run(case, "fused", draw(case), torch.float32, outputs=(output,))
+    assert_near(got, run(case, "reference", draw(case), torch.float64, outputs=(output,)), 1e-6)
+
+
+@pytest.mark.parametrize("names", [("v",), ("q",), ("eta", "gamma"), ("memory",)], ids=str)
+def test_some_inputs_alone_may_ask_for_gradients(names):
+    case = Case(momentum=True, window=4, tokens=20)
+    inputs = {n: x.float().to(DEVICE) for n, x in draw(case).items()}
+    given = inputs | {n: leaf(inputs[n]) for n in names}
+    y, _ = linear_memory(**given, **case.options(), form="fused")
+    grads = gradients(weighed(y, "y"), given)
+    assert grads.keys() == set(names)
+    wanted = run(case, "fused", draw(case), torch.float32, outputs=("y",))
+    for name in names:
+        assert torch.equal(grads[name], wanted[f"d{name}"]), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+def test_twice_the_same(dtype):
+    case = Case(tokens=20, momentum=True, window=4, heads=2)
+    first, second = (run(case, "fused", draw(case), dtype) for _ in range(2))
+    for name in first:
+        assert torch.equal(first[name], second[name]), name
+
+
+def test_what_is_kept_does_not_change_results():
+    case = Case(momentum=True, window=4)
+    walked = dataclasses.replace(case, keep="checkpoints")
+    kept, again = (run(c, "fused", draw(c), torch.float32) for c in (case, walked))
+    for name in kept:
+        assert torch.equal(kept[name], again[name]), name
+
+
+def test_views_are_read_as_they_look():
+    case = Case(tokens=20, momentum=True, window=4, heads=2)
+    inputs = {n: x.float().to(DEVICE) for n, x in draw(case).items()}
+    views = {n: x.transpose(1, 2).contiguous().transpose(1, 2) for n, x in inputs.items()}
+    (got, end), (wanted, same) = (
+        linear_memory(**given, chunk=16, form="fused") for given in (views, inputs)
+    )
+    assert torch.equal(got, wanted)
+    assert all(torch.equal(a, b) for a, b in zip(end, same, strict=True))
+
+
+def test_memory_and_gates_may_be_left_out():
+    case = Case(tokens=20)
+    bare = {n: x.to(DEVICE) for n, x in draw(case).items() if n in (*HALVES, "eta")}
+    wanted, end = linear_memory(**bare, chunk=16, form="reference")
+    for form in ("parallel", "fused"):
+        y, state = linear_memory(**{n: x.float() for n, x in bare.items()}, chunk=16, form=form)
+        assert distance(y, wanted) < 1e-6 and distance(state.memory, end.memory) < 1e-6
+        assert state.momentum is None
+
+
+@pytest.mark.parametrize("form", ["parallel", "fused"])
+@pytest.mark.parametrize("borders", [(0, 7, 7, 20), (0, 20, 20), (0, 0, 20)], ids=str)
+def test_a_sequence_may_be_empty(borders, form):
+    case = Case(tokens=20, window=4, momentum=True, borders=borders)
+    assert_near(run(case, form, draw(case), torch.float32), truth(case), 1e-6)
+
+
+@pytest.mark.parametrize("form", ["reference", "parallel", "fused"])
+def test_no_tokens_leave_the_memory_alone(form):
+    memory = torch.randn(2, 1, 16, 16, generator=seeded(0)).to(DEVICE)
+    y, state = linear_memory(
+        *(zeros(2, 0, 1, 16) for _ in "qkv"), zeros(2, 0, 1), memory=memory, chunk=16, form=form
+    )
+    assert y.shape == (2, 0, 1, 16)
+    assert torch.equal(state.memory, memory) and torch.equal(state.anchor, memory)
+
+
+def test_auto_takes_no_kernel_on_the_cpu():
+    case = Case(tokens=20)
+    inputs = {n: x.float() for n, x in draw(case).items()}
+    y, _ = linear_memory(**inputs, chunk=16)
+    assert torch.equal(y, linear_memory(**inputs, chunk=16, form="parallel")[0])
+
+
+def test_gradients_of_gradients_are_refused():
+    case = Case(tokens=3)
+    inputs = {n: leaf(x.float().to(DEVICE)) for n, x in draw(case).items()}
+    y, _ = linear_memory(**inputs, chunk=16, form="fused")
+    (grad,) = torch.autograd.grad(y.square().sum(), inputs["v"], create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        grad.sum().backward()
+
+
+def zeros(*shape, **options):
+    return torch.zeros(*shape, device=DEVICE, **options)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"form": "fast"}, "form is 'fast', wanted 'auto' or one of fused, parallel, reference"),
+        ({"chunk": 8}, "chunks of 16, 32, 64 tokens, and the chunk is 8; use form='parallel'"),
+        (
+            {n: zeros(1, 4, 1, 512) for n in ("q", "k")},
+            "up to 256 features and values, got 512 and 16",
+        ),
+        ({"v": zeros(1, 4, 1, 257)}, "up to 256 features and values, got 16 and 257"),
+        ({"gamma": zeros(1, 4, 1, 18)}, "windows up to the chunk and one pair more, got 18"),
+        ({n: zeros(1, 4, 1, 16).double() for n in HALVES}, "inputs are fp64; use form='parallel'"),
+        ({"eta": zeros(1, 4, 2)}, "eta has shape .* axis H is 2 here and 1 elsewhere"),
+        ({"theta": zeros(1, 4)}, "theta has shape .*, wanted 3 axes"),
+        ({"memory": zeros(2, 1, 16, 16)}, "memory has shape .* axis N is 2 here and 1 elsewhere"),
+        ({"q": zeros(1, 5, 1, 16), "eta": zeros(1, 5, 1)}, "1 rows of 5 tokens, k 4 pairs each"),
+        ({"objective": "huber"}, "objective is 'huber' and keep 'states', wanted 'l2' or 'dot'"),
+        ({"keep": "nothing"}, "keep 'nothing', wanted .* 'states' or 'checkpoints'"),
+        (
+            {n: zeros(2, 4, 1, 16) for n in HALVES}
+            | {"eta": zeros(2, 4, 1), "cu_seqlens": torch.tensor([0, 2, 4])},
+            "q has 2 rows of 4 tokens, k 4 pairs each; .* with cu_seqlens one row",
+        ),
+        ({"cu_seqlens": torch.tensor([0, 3])}, "cu_seqlens .* 3"),
+    ],
+    ids=str,
+)
+def test_what_does_not_fit_is_refused(change, words):
+    inputs = {n: zeros(1, 4, 1, 16) for n in HALVES} | {"eta": zeros(1, 4, 1)}
+    with pytest.raises(ValueError, match=words):
+        linear_memory(**{"form": "fused", "chunk": 16} | inputs | change)
+
+
+def test_what_kernels_refuse_the_parallel_form_takes():
+    case = Case(tokens=20, window=18, chunk=8, features=5, values=3)
+    assert_near(run(case, "parallel", draw(case), torch.float64), truth(case), 1e-10)
+
+
+def device_grid():
+    """bf16, in which models train, meets every rule at every size; fp16 and fp32 run the same code but for
+    the products, and meet every size once. Lengths do not enter the compiled code, so they take turns."""
+    sizes = [(32, 32), (64, 128), (72, 40), (128, 128), (256, 256)]
+    rules = list(itertools.product((1, 16), (False, True)))
+    for (i, (features, values)), (j, (window, momentum)) in itertools.product(
+        enumerate(sizes), enumerate(rules)
+    ):
+        turn = 5 * i + j + 1
+        case = Case(
+            tokens=(63, 130, 500)[turn % 3], chunk=(64, 32, 64, 16)[turn % 4], window=window,
+            momentum=momentum, features=features, values=values, heads=2, batch=2,
+        )  # fmt: skip
+        yield torch.bfloat16, case
+        for dtype, shift in ((torch.float16, 0), (torch.float32, 1)):
+            if j == (i + shift) % 4:
+                yield dtype, case
+
+
+LARGE = Case(tokens=500, chunk=64, window=16, momentum=True, features=128, values=128, heads=2)
+DEVICE_CASES = [
+    *device_grid(),
+    (torch.bfloat16, dataclasses.replace(LARGE, borders=(0, 130, 131, 400, 500))),
+    (torch.bfloat16, dataclasses.replace(LARGE, batch=2, before=15, past=(15, 4))),
+    (torch.bfloat16, dataclasses.replace(LARGE, batch=3, length=(500, 0, 77), momentum=False)),
+    (torch.bfloat16, dataclasses.replace(LARGE, window=1, keep="checkpoints")),
+    (torch.bfloat16, dataclasses.replace(LARGE, objective="dot", decays=False, warm=False)),
+]
+
+
+def on_the_device(case, dtype):
+    wanted = run(case, "parallel", draw(case, dtype), torch.float64)
+    first = assert_twice_plain(case, dtype, wanted, 1e-6 if dtype == torch.float32 else None)
+    again = run(case, "fused", draw(case, dtype), dtype)
+    for name in first:
+        assert torch.equal(first[name], again[name]), f"{name} is not the same twice"
+
+
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@pytest.mark.gpu
+@gpu
+@pytest.mark.parametrize(
+    ("dtype", "case"), DEVICE_CASES, ids=lambda x: named(x) if isinstance(x, Case) else str(x)
+)
+def test_on_the_device(dtype, case):
+    on_the_device(case, dtype)
+
+
+@pytest.mark.gpu
+@gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize(
+    "case",
+    [
+        dataclasses.replace(LARGE, tokens=3000, window=1, momentum=False),
+        dataclasses.replace(LARGE, tokens=3000, features=64, values=64),
+        dataclasses.replace(LARGE, tokens=3000, features=256, values=72, keep="checkpoints"),
+    ],
+    ids=named,
+)
+def test_many_runs_on_the_device(case, dtype, scans):
+    on_the_device(case, dtype)
+    assert min(scans) > 1
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@gpu
+def test_more_numbers_than_int32_can_count():
+    """The last tokens of 2^31 numbers and some more, against the same tokens by themselves."""
+    if torch.cuda.mem_get_info()[0] < 80 * 2**30:
+        pytest.skip("needs 80 GiB of GPU memory")
+    torch.manual_seed(0)
+    border, rows = 2**21, (1, 2**21 + 64 * 3 + 17, 8)
+    q, k, v = (torch.randn(*rows, 128, device="cuda", dtype=torch.bfloat16) for _ in "qkv")
+    for x in (q, k):
+        x /= x.norm(dim=-1, keepdim=True)
+    eta, theta = (torch.rand(rows, device="cuda") / 2 for _ in range(2))
+    given = dict(q=q, k=k, v=v, eta=eta, theta=theta, log_alpha=-eta / 4)
+    with torch.no_grad():
+        y, end = linear_memory(**given, form="fused")
+        wanted = y[:, border:].clone()
+        del y
+        early = linear_memory(**{n: x[:, :border] for n, x in given.items()}, form="fused")[1]
+        late = {n: x[:, border:] for n, x in given.items()}
+        y, same = linear_memory(**late, memory=early.memory, momentum=early.momentum, form="fused")
+    assert distance(y, wanted) < 2e-2
+    assert distance(same.memory, end.memory) < 2e-2
