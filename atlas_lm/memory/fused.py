@@ -1,10 +1,12 @@
 """From a spec to the fused op that runs it, or the reason why none does.
 
-Matrix memories: with a chunk anchor, or with slopes that read no memory, `linear_memory`; online, `delta_rule`.
+Matrix memories with a chunk anchor, or with slopes that read no memory, go to `linear_memory`, those that are
+read online to `delta_rule`.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,7 +41,8 @@ def declines(spec: MemorySpec, *inputs: Tensor, trace: bool) -> str | None:
     if trace:
         return "kernels keep no trace; norms of every token come from the parallel form"
     if _exact(spec) and spec.window.size > LONGEST:
-        return f"the online rule has kernels for windows up to {LONGEST}, and the window is {spec.window.size}"
+        size = spec.window.size
+        return f"the online rule has kernels for windows up to {LONGEST}, and the window is {size}"
     sizes = why_not_sizes(_chunk(spec), spec.window.size, spec.feature_dim, spec.value_dim)
     return sizes or why_not_triton(*inputs)
 
@@ -52,7 +55,9 @@ class Stretch:
     k: Tensor  # [B, P + T, H, F]
     v: Tensor  # [B, P + T, H, V]
     eta: Tensor  # [B, T, H]
-    gates: dict[str, Tensor]  # log_alpha, theta [B, T, H] and gamma [B, T, H, c], those that the rule has
+    gates: dict[
+        str, Tensor
+    ]  # log_alpha, theta [B, T, H] and gamma [B, T, H, c], those that the rule has
     past: Tensor | None  # [B], pairs that exist of the P
     length: Tensor | None  # [B], tokens of each row
 
@@ -66,7 +71,9 @@ def run(
 ) -> tuple[Tensor, MemoryState]:
     """Like `parallel.run`, without norms: y [B, H, T, V] and the next state. q, k, v keep their dtype."""
     if fresh and tokens.valid is None:
-        stretch = _stretch(spec, weights, tokens.q, tokens.pair_fields(spec.pair_gates), tokens.gates)
+        stretch = _stretch(
+            spec, weights, tokens.q, tokens.pair_fields(spec.pair_gates), tokens.gates
+        )
         y, after = _apply(spec, weights, state, stretch, None)
         window = _last_pairs(spec, tokens)
         return y, replace(after, window=window, position=state.position + tokens.count)
@@ -76,7 +83,7 @@ def run(
         y, now = head_chunk(spec, weights, state, grid)
         first, outputs = grid.chunks[0].stop, [y]
     if first < grid.q.shape[2]:
-        y, now = _apply(spec, weights, now, *_after(spec, weights, state, grid, first))
+        y, now = _apply(spec, weights, now, _after(spec, weights, state, grid, first), None)
         outputs.append(y)
     now = replace(now, window=_inner(grid.window, state), position=state.position + grid.count)
     return grid.collect(torch.cat(outputs, dim=2), tokens.valid), now
@@ -92,7 +99,7 @@ def run_packed(
     """Fresh sequences packed into one row: y [1, H, T, V], and the state with a row per sequence."""
     borders = cu_seqlens.to(tokens.q.device, torch.int64)
     fields = tokens.pair_fields(spec.pair_gates)
-    stretch = _stretch(spec, weights, tokens.q, fields, tokens.gates, borders)
+    stretch = _stretch(spec, weights, tokens.q, fields, tokens.gates)
     y, after = _apply(spec, weights, state, stretch, borders)
     halo = spec.window.size - 1
     place = borders[1:, None] + torch.arange(-halo, 0, device=borders.device)  # [N, c-1]
@@ -116,24 +123,26 @@ def _apply(
         memory = memory - start
         if not isinstance(spec.objective, Dot):
             v = (v.to(start) - _read(start, stretch.k)).to(v.dtype)
-    given = dict(memory=memory, past=stretch.past, cu_seqlens=cu_seqlens, form="fused")
-    moved = dict(state.momentum)
+    given: dict[str, Any] = dict(
+        memory=memory, past=stretch.past, cu_seqlens=cu_seqlens, form="fused"
+    )
+    given |= stretch.gates
+    moved, anchor = dict(state.momentum), {}
     if _exact(spec):
-        after_retention = spec.timing.after_retention
-        y, memory = delta_rule(
-            stretch.q, stretch.k, v, stretch.eta, **stretch.gates, **given, after_retention=after_retention
-        )  # fmt: skip
-        anchor = {}
+        given["after_retention"] = spec.timing.after_retention
+        y, memory = delta_rule(stretch.q, stretch.k, v, stretch.eta, **given)
     else:
         y, end = linear_memory(
-            stretch.q, stretch.k, v, stretch.eta, **stretch.gates, **given,
-            momentum=state.momentum.get(WEIGHT), chunk=_chunk(spec), length=stretch.length,
+            stretch.q, stretch.k, v, stretch.eta, **given, momentum=state.momentum.get(WEIGHT),
+            chunk=_chunk(spec), length=stretch.length,
             objective="dot" if isinstance(spec.objective, Dot) else "l2",
         )  # fmt: skip
         memory = end.memory
         if end.momentum is not None:
             moved = {WEIGHT: end.momentum}
-        anchor = _anchor(spec, state, end.anchor if start is None else end.anchor + start, stretch.length)
+        anchor = _anchor(
+            spec, state, end.anchor if start is None else end.anchor + start, stretch.length
+        )
     if start is not None:
         memory, y = memory + start, (y.to(start) + _read(start, stretch.q)).to(y.dtype)
     after = replace(state, memory={WEIGHT: memory}, momentum=moved, anchor=anchor)
@@ -146,12 +155,13 @@ def _stretch(
     q: Tensor,
     pairs: Mapping[str, Tensor],
     gates: Mapping[str, Tensor],
-    borders: Tensor | None = None,
 ) -> Stretch:
     """All of a stretch that begins with nothing before it; inputs head-major."""
     x = _features(spec, weights, pairs["k"])
     rule = {n: gates[n].transpose(1, 2) for n in ("log_alpha", "theta") if n in gates}
-    gamma = _gamma(spec, gates, pad(pairs["gamma"], (spec.window.size - 1, 0)) if _paired(spec) else None, x)
+    gamma = _gamma(
+        spec, gates, pad(pairs["gamma"], (spec.window.size - 1, 0)) if _paired(spec) else None, x
+    )
     return Stretch(
         q=_features(spec, weights, q),
         k=x,
@@ -169,7 +179,7 @@ def _after(
     state: MemoryState,
     grid: Grid,
     first: int,
-) -> tuple[Stretch, None]:
+) -> Stretch:
     """The columns of a grid from `first` on, where every row stands on a chunk border."""
     halo = spec.window.size - 1
     pairs = {n: field[:, :, first:] for n, field in grid.pairs.items()}
@@ -182,7 +192,7 @@ def _after(
     if "log_alpha" in rule:  # an empty column holds everything still
         rule["log_alpha"] = torch.where(valid.transpose(1, 2), rule["log_alpha"], 0.0)
     gamma = _gamma(spec, gates, pairs.get("gamma"), tokens)
-    stretch = Stretch(
+    return Stretch(
         q=_features(spec, weights, grid.q[:, :, first:]),
         k=x,
         v=pairs["v"].transpose(1, 2).to(dtype),
@@ -191,13 +201,14 @@ def _after(
         past=(state.position + first - grid.shift).clamp(0, halo),
         length=None if grid.full else grid.valid[:, first:].sum(1),
     )
-    return stretch, None
 
 
 def _eta(spec: MemorySpec, gates: Mapping[str, Tensor], x: Tensor) -> Tensor:
     """The step of each token, [B, T, H]. x: its features [B, T, H, F]"""
     energy = x.float().square().sum(-1)
-    return spec.optimizer.rate({n: g.transpose(1, 2) for n, g in gates.items() if n == "eta"}, energy)
+    return spec.optimizer.rate(
+        {n: g.transpose(1, 2) for n, g in gates.items() if n == "eta"}, energy
+    )
 
 
 def _gamma(

@@ -129,7 +129,8 @@ def memorize(
     inner = {name: weight.to(dtype) for name, weight in weights.items()}
     heads = {name: head_major(gate.to(dtype)) for name, gate in gates.items()}
     operands = _operand_dtype(q, k, v) if chosen == "fused" else dtype
-    tokens = Tokens(*(head_major(x.to(operands)) for x in (q, k, v)), heads, valid)
+    q, k, v = (head_major(x.to(operands)) for x in (q, k, v))
+    tokens = Tokens(q, k, v, heads, valid)
     norms: dict[str, Tensor] = {}
     with torch.autocast(q.device.type, enabled=False):
         if form == "auto" and q.is_cuda and not step.declines(spec, inner, state, tokens, trace):

@@ -82,8 +82,13 @@ def head_chunk(
 ) -> tuple[Tensor, MemoryState]:
     """The first chunk of a grid alone, in the precision of the state: y [B, H, columns, V], and memory,
     anchor and momentum after it."""
-    first, like = grid.chunks[0], state.position.new_empty(0, dtype=next(iter(state.memory.values())).dtype)
-    pairs = {n: x[:, :, : first.stop + spec.window.size - 1].to(like) for n, x in grid.pairs.items()}
+    first, like = (
+        grid.chunks[0],
+        state.position.new_empty(0, dtype=next(iter(state.memory.values())).dtype),
+    )
+    pairs = {
+        n: x[:, :, : first.stop + spec.window.size - 1].to(like) for n, x in grid.pairs.items()
+    }
     gates = {n: x[:, :, : first.stop] for n, x in grid.gates.items()}
     head = replace(
         grid, q=grid.q[:, :, : first.stop].to(like), pairs=pairs, gates=gates, chunks=[first]

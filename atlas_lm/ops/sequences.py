@@ -62,9 +62,7 @@ def even_rows(
 
 
 @functools.lru_cache(maxsize=32)
-def _even_rows(
-    batch: int, tokens: int, chunk: int, device: torch.device, before: int
-) -> Sequences:
+def _even_rows(batch: int, tokens: int, chunk: int, device: torch.device, before: int) -> Sequences:
     with torch.inference_mode(False):  # kept for later calls, which may want gradients
         row = torch.arange(batch + 1, device=device)
         most = -(-tokens // chunk)

@@ -327,7 +327,9 @@ def test_auto_says_once_why_it_runs_token_by_token(caplog):
 
 
 def test_an_unknown_form():
-    refuses(Call(), "form is 'fast', wanted 'auto', 'fused', 'parallel' or 'reference'", form="fast")
+    refuses(
+        Call(), "form is 'fast', wanted 'auto', 'fused', 'parallel' or 'reference'", form="fast"
+    )
 
 
 @pytest.mark.parametrize(

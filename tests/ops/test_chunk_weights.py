@@ -14,7 +14,7 @@ from atlas_lm.ops.sequences import even_rows, packed
 from tests.builders import leaf, seeded
 
 pytest.importorskip("triton", reason="the fused form is written in Triton")
-from atlas_lm.ops.chunk_weights.fused import chunk_weights_fused  # noqa: E402
+from atlas_lm.ops.chunk_weights.fused import chunk_weights_fused
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 

@@ -1,5 +1,7 @@
 """Where tokens, pairs and chunks lie: every layout against the lists one would write by hand."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -70,7 +72,7 @@ def test_made_without_gradients_it_serves_with_them():
 @pytest.mark.parametrize("borders", [(0, 9), (0, 1, 4, 9), (0, 4, 8), (0, 3, 3, 9)])
 def test_packed_sequences_are_each_a_row(borders):
     s = packed(torch.tensor(borders), 2)
-    wanted, pieces = [], list(zip(borders, borders[1:], strict=False))
+    wanted, pieces = [], list(itertools.pairwise(borders))
     for start, stop in pieces:
         wanted += [list(range(t, min(t + 2, stop))) for t in range(start, stop, 2)]
     assert rows_by_chunk(s) == wanted

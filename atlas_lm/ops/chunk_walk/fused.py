@@ -106,12 +106,11 @@ class Walk:
             return self._ends(self._walk_back(runs, [_transposed(s) for s in dstate], given))
         assert transition is not None
         _, asked = self._walk_back(runs, None, given, probe=True)
-        states = self._join(transition.mT, asked.flatten(0, 1).unflatten(0, (runs.each, -1)), dstate, back=True)
+        asked = asked.flatten(0, 1).unflatten(0, (runs.each, -1))
+        states = self._join(transition.mT, asked, dstate, back=True)
         return self._ends(self._walk_back(runs, self._part(states), given))
 
-    def _walk(
-        self, runs: Runs, starts: list[Tensor | None], transition: Tensor | None
-    ) -> Walked:
+    def _walk(self, runs: Runs, starts: list[Tensor | None], transition: Tensor | None) -> Walked:
         h, f, v = self._widths()
         count, number = self.sequences.count, runs.sequence.shape[0]
         shape = (self.sequences.chunks, h, f, v)

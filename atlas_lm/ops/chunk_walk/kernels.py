@@ -1,9 +1,9 @@
 """The walk from border to border: the state stays in registers, transposed [F, value block], in fp32.
 
-A chunk moves it by M' = keep M + push S - sum_n w_n e_n x_n^T, S' = tail_keep S - sum_n u_n e_n x_n^T with errors
-e_n = M l_n - r_n. Anchored rules have l = x, r = v and weights w, u from `chunk_weights` (WEIGHTED); solved
-ones (the delta rule) bring l and r per chunk, weights inside. The pairs of a chunk come as a main tile of
-ROWS pairs from t0 - OFF on, and a halo tile of HALO pairs before t0; one of OFF and HALO is zero.
+A chunk moves it by M' = keep M + push S - sum_n w_n e_n x_n^T and S' = tail_keep S - sum_n u_n e_n x_n^T with
+errors e_n = M l_n - r_n. Anchored rules have l = x, r = v and weights w, u from `chunk_weights` (WEIGHTED);
+solved ones (the delta rule) bring l and r per chunk, weights inside. The pairs of a chunk come as a main tile
+of ROWS pairs from t0 - OFF on, and a halo tile of HALO pairs before t0; one of OFF and HALO is zero.
 """
 
 import triton
@@ -117,7 +117,9 @@ def walk_forward_kernel(
     f, column = tl.arange(0, BF), block * BV + tl.arange(0, BV)
     s = tl.zeros([BF, BV], tl.float32)
     if PROBE:
-        unit = column - (V + BV - 1) // BV * BV  # columns of unit states: the memory's, then momentum's
+        unit = (
+            column - (V + BV - 1) // BV * BV
+        )  # columns of unit states: the memory's, then momentum's
         m = tl.where((f[:, None] == unit[None, :]) & (f < F)[:, None], 1.0, 0.0)
         if MOMENTUM:
             s = tl.where((f[:, None] == unit[None, :] - F) & (f < F)[:, None], 1.0, 0.0)
@@ -243,12 +245,16 @@ def join_kernel(
             r = runs - 1 - r
         here = states + r * size + head * (R * V)
         total = tl.load(
-            gain + r * g_run + head * g_head + row[:, None] * g_row + column[None, :], mask=mask, other=0.0
+            gain + r * g_run + head * g_head + row[:, None] * g_row + column[None, :],
+            mask=mask,
+            other=0.0,
         )
         for first in range(0, R, BK):
             inner = first + k < R
             left = transition + r * t_run + head * t_head + (first + k)[None, :] * t_column
-            a = tl.load(left + row[:, None] * t_row, mask=(row < R)[:, None] & inner[None, :], other=0.0)
+            a = tl.load(
+                left + row[:, None] * t_row, mask=(row < R)[:, None] & inner[None, :], other=0.0
+            )
             right = here + (first + k)[:, None] * V + column[None, :]
             b = tl.load(right, mask=inner[:, None] & (column < V)[None, :], other=0.0)
             total += tl.dot(a, b, input_precision=PRECISION)

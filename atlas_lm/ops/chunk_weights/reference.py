@@ -28,7 +28,9 @@ def chunk_weights_reference(
     for t in range(b):
         valid = (t0 + t < sequences.length[count]).unsqueeze(1)  # [NC, 1]
         row = torch.where(valid[:, 0], sequences.start[count] + t0 + t, 0)
-        alpha = 1.0 if log_alpha is None else torch.where(valid, log_alpha[row].exp(), 1.0)
+        alpha = torch.ones_like(keep)
+        if log_alpha is not None:
+            alpha = torch.where(valid, log_alpha[row].exp(), alpha)
         write = torch.where(valid, eta[row], 0.0).unsqueeze(-1) * _window(
             gamma, row, t, t0, sequences, columns - halo
         )
@@ -39,7 +41,7 @@ def chunk_weights_reference(
             s, carry = momentum.unsqueeze(-1) * s + write, momentum * carry
             step = torch.where(valid.unsqueeze(-1), s, 0.0)
             push = alpha * push + torch.where(valid, carry, 0.0)
-        m, keep = (alpha if log_alpha is None else alpha.unsqueeze(-1)) * m + step, alpha * keep
+        m, keep = alpha.unsqueeze(-1) * m + step, alpha * keep
         rows.append(m)
         keeps.append(keep)
         pushes.append(push)
@@ -58,5 +60,5 @@ def _window(
     there = t0.unsqueeze(1) + pair >= -sequences.past[sequences.sequence].unsqueeze(1)
     inside = ((age >= 0) & (age < size) & there).unsqueeze(1)
     if gamma is None:
-        return inside.to(torch.float32)
+        return inside.float()
     return torch.where(inside, gamma[row][..., age.clamp(0, size - 1)], 0.0)

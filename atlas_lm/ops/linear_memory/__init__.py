@@ -37,7 +37,7 @@ def linear_memory(
     form: Literal["auto", "fused", "parallel", "reference"] = "auto",
     keep: Literal["states", "checkpoints"] = "states",
 ) -> tuple[Tensor, LinearState]:
-    """G_t = sum_j gamma_{t,j} e_{t-j} k_{t-j}^T with errors e = M k - v at the last chunk border (-v for dot);
+    """G_t = sum_j gamma_{t,j} e_{t-j} k_{t-j}^T with errors e = M k - v at the last border (dot: e = -v);
     S_t = theta_t S_{t-1} - eta_t G_t, M_t = alpha_t M_{t-1} + S_t, y_t = M_t q_t.
 
     Args:
@@ -84,11 +84,15 @@ FORMS = {
 def why_not_sizes(chunk: int, window: int, features: int, values: int) -> str | None:
     """Why there is no kernel for these sizes; None where there is one."""
     if chunk not in CHUNKS:
-        return f"kernels take chunks of {', '.join(map(str, CHUNKS))} tokens, and the chunk is {chunk}"
+        return (
+            f"kernels take chunks of {', '.join(map(str, CHUNKS))} tokens, and the chunk is {chunk}"
+        )
     if max(features, values) > WIDEST:
         return f"kernels take up to {WIDEST} features and values, got {features} and {values}"
     if window - 1 > chunk:
-        return f"kernels take windows up to the chunk and one pair more, got {window} at chunk {chunk}"
+        return (
+            f"kernels take windows up to the chunk and one pair more, got {window} at chunk {chunk}"
+        )
     return None
 
 
@@ -156,13 +160,17 @@ def _problem(
     if theta is not None and momentum is None:
         momentum = zero
 
-    def flat(x: Tensor | None, dtype: torch.dtype | None = None) -> Tensor | None:
-        return None if x is None else x.flatten(0, 1).to(dtype or x.dtype)
+    def flat(x: Tensor | None) -> Tensor | None:
+        return None if x is None else x.flatten(0, 1).to(inner)
 
     return Problem(
-        *(x.flatten(0, 1) for x in (q, k, v)),
-        eta.flatten(0, 1).to(inner),
-        *(flat(x, inner) for x in (log_alpha, theta, gamma)),
+        q=q.flatten(0, 1),
+        k=k.flatten(0, 1),
+        v=v.flatten(0, 1),
+        eta=eta.flatten(0, 1).to(inner),
+        log_alpha=flat(log_alpha),
+        theta=flat(theta),
+        gamma=flat(gamma),
         memory=zero if memory is None else memory.to(inner),
         momentum=None if theta is None or momentum is None else momentum.to(inner),
         sequences=sequences,

@@ -70,9 +70,7 @@ class _LinearMemory(torch.autograd.Function):
             borders = walk.again(starts)
         dy = torch.zeros_like(v[: q.shape[0]]) if dy is None else dy.contiguous()
         dmemory, danchor, *dmomentum = dstate
-        dends = [x if x is None else x.contiguous() for x in (dmemory, *dmomentum, None)][:2]
-        if weights.push is not None and (dends[0] is None) != (dends[1] is None):
-            dends = [torch.zeros_like(dends[1] if x is None else dends[0]) if x is None else x for x in dends]
+        dends = _filled([dmemory, *dmomentum])
         asked, dstart = walk.backward(
             transition, queries, q, dy, dends, None if danchor is None else danchor.contiguous()
         )
@@ -137,6 +135,15 @@ def _launch(kernel: Any, walk: Walk, q: Tensor, v: Tensor, tensors: tuple[Any, .
         FEEDBACK=walk.feedback, MOMENTUM=walk.has_momentum,
         PRECISION="tf32" if half else "ieee", num_warps=warps, num_stages=stages,
     )  # fmt: skip
+
+
+def _filled(grads: list[Tensor | None]) -> list[Tensor | None]:
+    """Gradients of memory and momentum: both, contiguous, or none."""
+    known = [g for g in grads if g is not None]
+    if not known:
+        return [None, None]
+    whole = [torch.zeros_like(known[0]) if g is None else g.contiguous() for g in grads]
+    return [*whole, None][:2]
 
 
 def _tile(kernel: str, walk: Walk, wide: int) -> tuple[int, int, int]:

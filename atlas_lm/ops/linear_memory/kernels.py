@@ -180,7 +180,9 @@ def writes_backward_kernel(
         if MOMENTUM:
             s = load_state(momentum_borders + state, f, column, V, 1, F, V)
             of_push += tl.sum(dm * s)
-            of_carry += tl.sum(load_state(dmomentum_borders, f, column, V, 1, F, V).to(tl.float32) * s)
+            of_carry += tl.sum(
+                load_state(dmomentum_borders, f, column, V, 1, F, V).to(tl.float32) * s
+            )
     tl.store(ddecay + i * H + h, of_decay)
     if MOMENTUM:
         tl.store(dpush_last + i * H + h, of_push)
@@ -194,7 +196,7 @@ def scores_backward(
     H: tl.constexpr, F: tl.constexpr, BF: tl.constexpr,
     FEEDBACK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Back through P = mix * (Q X^T) of one tile: stores dmix, adds to the stored dx, returns its part of dq."""
+    """Back through P = mix * (Q X^T) of one tile: stores dmix, adds to dx, returns its part of dq."""
     t, r, f = tl.arange(0, CHUNK), tl.arange(0, COUNT), tl.arange(0, BF)
     tile = pair_tile(x, first, offset, oldest, end, h, f, COUNT, H, F)
     if FEEDBACK:
@@ -268,7 +270,22 @@ def reads_backward_kernel(
         m = load_state(borders + state, f, column, V, 1, F, V)
         dqe += tl.dot(out, tl.trans(m), input_precision=PRECISION)
         dp = add_values(
-            dv + lead * V, v, p, dp, out, first, t0, oldest, end, h, column, CHUNK, H, H, V, PRECISION
+            dv + lead * V,
+            v,
+            p,
+            dp,
+            out,
+            first,
+            t0,
+            oldest,
+            end,
+            h,
+            column,
+            CHUNK,
+            H,
+            H,
+            V,
+            PRECISION,
         )
         if HALO > 0:
             dp_h = add_values(
@@ -320,5 +337,7 @@ def halo_kernel(
     target = grad + ((tl.load(pair_start + n) + t0 - EDGE) * H + h) * WIDTH
     target += r[:, None] * (H * WIDTH) + column[None, :]
     source = halo + (i * H + h) * EDGE * WIDTH + r[:, None] * WIDTH + column[None, :]
-    total = tl.load(target, mask=mask, other=0.0).to(tl.float32) + tl.load(source, mask=mask, other=0.0)
+    total = tl.load(target, mask=mask, other=0.0).to(tl.float32) + tl.load(
+        source, mask=mask, other=0.0
+    )
     tl.store(target, total.to(grad.dtype.element_ty), mask=mask)

@@ -16,7 +16,9 @@ def linear_memory_parallel(problem: Problem) -> tuple[Tensor, LinearState]:
     t0 = (number - s.first_chunk[s.sequence]) * s.chunk
     tokens = t0.unsqueeze(1) + torch.arange(s.chunk, device=p.q.device)
     pairs = t0.unsqueeze(1) + torch.arange(-halo, s.chunk, device=p.q.device)
-    q = _gather(p.q, s.start[s.sequence], tokens, (tokens >= 0) & (tokens < s.length[s.sequence, None]))
+    q = _gather(
+        p.q, s.start[s.sequence], tokens, (tokens >= 0) & (tokens < s.length[s.sequence, None])
+    )
     there = (pairs >= -s.past[s.sequence, None]) & (pairs < s.length[s.sequence, None])
     k = _gather(p.k, s.pair_start[s.sequence], pairs, there)
     v = _gather(p.v, s.pair_start[s.sequence], pairs, there)
@@ -28,15 +30,14 @@ def linear_memory_parallel(problem: Problem) -> tuple[Tensor, LinearState]:
         chunk = s.first_chunk[:-1] + step
         active = (chunk < s.first_chunk[1:]) & (step * s.chunk < s.length)
         here = torch.where(active, chunk, s.first_chunk[:-1]).long()
-        at = ChunkWeights(*(None if w is None else w[here] for w in weights))
-        y, after = _chunk(p, state, q[here], k[here], v[here], at)
+        at = [None if w is None else w[here] for w in weights]
+        y, after = _chunk(p, state, q[here], k[here], v[here], ChunkWeights(*at))  # type: ignore[arg-type]
         rows = active[:, None, None, None]
-        state = LinearState(
-            *(
-                None if new is None or old is None else torch.where(rows, new, old)
-                for new, old in zip(after, state, strict=True)
-            )
-        )
+        moved = [
+            None if new is None or old is None else torch.where(rows, new, old)
+            for new, old in zip(after, state, strict=True)
+        ]
+        state = LinearState(*moved)  # type: ignore[arg-type]
         reads.append(y[active])
         order.append(here[active])
     return _scatter(torch.cat(reads), torch.cat(order), tokens, problem), state

@@ -15,7 +15,9 @@ def linear_memory_reference(problem: Problem) -> tuple[Tensor, LinearState]:
         start, length = int(s.start[n]), int(s.length[n])
         reads, end = _one(p, n, start, length)
         if reads:
-            y = y.index_copy(0, torch.arange(start, start + length, device=y.device), torch.stack(reads))
+            y = y.index_copy(
+                0, torch.arange(start, start + length, device=y.device), torch.stack(reads)
+            )
         ends.append(end)
     memory, anchor, momentum = (
         None if column[0] is None else torch.stack(column) for column in zip(*ends, strict=True)
@@ -36,7 +38,9 @@ def _one(p: Problem, n: int, start: int, length: int) -> tuple[list[Tensor], Lin
         for j in range(min(p.window, t + past + 1)):
             k, v = p.k[pair + t - j].to(memory), p.v[pair + t - j].to(memory)  # [H, .]
             error = -v if p.objective == "dot" else torch.einsum("hvf,hf->hv", anchor, k) - v
-            weight = p.eta[start + t] if p.gamma is None else p.eta[start + t] * p.gamma[start + t, :, j]
+            weight = (
+                p.eta[start + t] if p.gamma is None else p.eta[start + t] * p.gamma[start + t, :, j]
+            )
             step = step - weight[:, None, None] * torch.einsum("hv,hf->hvf", error, k)
         if momentum is not None and p.theta is not None:
             momentum = p.theta[start + t][:, None, None] * momentum + step
