@@ -17,7 +17,6 @@ from atlas_lm.memory.layout import Grid, lay_out
 from atlas_lm.memory.objectives import Dot, Huber
 from atlas_lm.memory.optimizers import Momentum, Muon
 from atlas_lm.memory.parallel import LINEAR_TILE, head_chunk, slopes_are_free
-from atlas_lm.memory.retention import Renormalise
 from atlas_lm.memory.spec import MemorySpec
 from atlas_lm.memory.state import MemoryState
 from atlas_lm.memory.tokens import Tokens
@@ -32,8 +31,8 @@ def declines(spec: MemorySpec, *inputs: Tensor, trace: bool) -> str | None:
     """Why no fused op runs this spec on these inputs; None where one does."""
     if not isinstance(spec.architecture, Matrix) or spec.architecture.norm:
         return "only matrix memories without an output norm have kernels for many tokens"
-    if isinstance(spec.optimizer, Muon) or isinstance(spec.retention, Renormalise):
-        return "Newton-Schulz steps and renormalising have no kernel for many tokens"
+    if isinstance(spec.optimizer, Muon):
+        return "Newton-Schulz steps have no kernel for many tokens"
     if isinstance(spec.objective, Huber):
         return "the Huber objective has no kernel"
     if isinstance(spec.optimizer, Momentum) and (spec.optimizer.truncate or _exact(spec)):

@@ -4,6 +4,7 @@ Kernels know only this: rows of a batch, packed sequences and rows of different 
 """
 
 import functools
+import itertools
 from dataclasses import dataclass, replace
 
 import torch
@@ -81,12 +82,18 @@ def _even_rows(batch: int, tokens: int, chunk: int, device: torch.device, before
         )
 
 
-def packed(cu_seqlens: Tensor, chunk: int) -> Sequences:
-    """Sequences end to end in one row; cu_seqlens: [N+1], their borders. Reads the borders."""
+def packed(cu_seqlens: Tensor, chunk: int, rows: int) -> Sequences:
+    """Sequences end to end in one row of so many tokens; cu_seqlens: [N+1], their borders, which are read."""
     borders = cu_seqlens.to(torch.int64)
     length = borders.diff()
     chunks = (length + chunk - 1) // chunk
-    counts = chunks.tolist()
+    ends = borders.tolist()
+    if len(ends) < 2 or ends[0] != 0 or ends[-1] != rows or ends != sorted(set(ends)):
+        raise ValueError(
+            f"cu_seqlens is {ends}, wanted rising borders 0, ..., {rows}: one more than there are "
+            "sequences, none of them empty; cumulate the lengths from 0"
+        )
+    counts = [-(-(b - a) // chunk) for a, b in itertools.pairwise(ends)]
     first = torch.nn.functional.pad(chunks.cumsum(0), (1, 0))
     number = torch.arange(len(counts), device=borders.device)
     return Sequences(

@@ -83,7 +83,7 @@ def stream(spec, forms, dtype, mode="pieces"):
 def layout(mode):
     """The pieces of a stream, and for each what else `memorize` is told."""
     if mode == "packed":  # afresh, and three sequences going on
-        borders = [torch.tensor(b, device=DEVICE) for b in ([0, 5, 6, 30], [0, 1, 9, 10])]
+        borders = [torch.tensor(b, device=DEVICE) for b in ([0, 5, 6, 30], [0, 8, 9, 10])]
         return (slice(0, 30), slice(30, 40)), [dict(cu_seqlens=b) for b in borders]
     if mode == "masked":
         valid = padding().to(DEVICE)

@@ -35,7 +35,7 @@ class Case:
 
     def sequences(self):
         if self.borders is not None:
-            return packed(torch.tensor(self.borders, device=DEVICE), self.chunk)
+            return packed(torch.tensor(self.borders, device=DEVICE), self.chunk, self.borders[-1])
         rows = {n: x and torch.tensor(x, device=DEVICE) for n, x in self._rows().items()}
         before = 0 if self.past is None else self.halo
         return even_rows(2, self.tokens, self.chunk, DEVICE, before=before, **rows)
@@ -97,13 +97,20 @@ CASES = [
 def outputs_and_gradients(case, weights_of, dtype):
     gates = {n: x if x is None else leaf(x.to(dtype)) for n, x in case.draw().items()}
     sequences = case.sequences()
-    made = weights_of(*gates.values(), sequences, case.halo)
+    made = written(weights_of(*gates.values(), sequences, case.halo), case.halo)
     t0 = torch.arange(sequences.chunks, device=DEVICE) - sequences.first_chunk[sequences.sequence]
     held = t0 * case.chunk < sequences.length[sequences.sequence]  # the others hold nothing
     found = {n: x[held] for n, x in made._asdict().items() if x is not None}
     wanted = {n: x for n, x in gates.items() if x is not None}
     grads = torch.autograd.grad(sum(map(weighed, found.values())), list(wanted.values()))
     return found | {f"d{n}": g for n, g in zip(wanted, grads, strict=True)}
+
+
+def written(weights, halo):
+    """Zero where kernels leave the mix unwritten: a token has no weight for pairs after it."""
+    rows, columns = weights.mix.shape[-2:]
+    seen = torch.ones(rows, columns, dtype=torch.bool, device=DEVICE).tril(halo)
+    return weights._replace(mix=torch.where(seen, weights.mix, 0.0))
 
 
 def weighed(x):
@@ -219,8 +226,10 @@ def test_momentum_of_zero_is_descent():
     gates = {n: x.float() for n, x in gates.items()} | {
         "theta": torch.zeros_like(gates["eta"]).float()
     }
-    got = chunk_weights_fused(*gates.values(), sequences, case.halo)
-    wanted = chunk_weights_fused(*(gates | {"theta": None}).values(), sequences, case.halo)
+    got, wanted = (
+        written(chunk_weights_fused(*given.values(), sequences, case.halo), case.halo)
+        for given in (gates, gates | {"theta": None})
+    )
     assert torch.equal(got.mix, wanted.mix) and torch.equal(got.keep, wanted.keep)
     assert not got.push.any() and not got.tail_keep.any()
 
@@ -230,7 +239,7 @@ def test_each_part_has_its_own_gradients(part):
     case, grads = Case(momentum=True, window=3, halo=4, tokens=11), []
     for weights_of, dtype in ((chunk_weights_fused, torch.float32), (reference, torch.float64)):
         gates = {n: leaf(x.to(dtype)) for n, x in case.draw().items()}
-        made = weights_of(*gates.values(), case.sequences(), case.halo)
+        made = written(weights_of(*gates.values(), case.sequences(), case.halo), case.halo)
         weighed(getattr(made, part)).backward()
         grads.append(
             {n: torch.zeros_like(x) if x.grad is None else x.grad for n, x in gates.items()}
@@ -251,7 +260,10 @@ def test_views_are_read_as_they_look():
     case = Case(momentum=True, window=3, halo=4, heads=2)
     gates = [x.float() for x in case.draw().values()]
     views = [x.transpose(0, 1).contiguous().transpose(0, 1) for x in gates]
-    made = (chunk_weights_fused(*given, case.sequences(), case.halo) for given in (views, gates))
+    made = (
+        written(chunk_weights_fused(*given, case.sequences(), case.halo), case.halo)
+        for given in (views, gates)
+    )
     assert all(torch.equal(got, wanted) for got, wanted in zip(*made, strict=True))
 
 
@@ -259,7 +271,7 @@ def test_gradients_of_gradients_are_refused():
     case = Case(tokens=3)
     eta = leaf(case.draw()["eta"].float())
     made = chunk_weights_fused(eta, None, None, None, case.sequences(), 0)
-    (grad,) = torch.autograd.grad(made.mix.square().sum(), eta, create_graph=True)
+    (grad,) = torch.autograd.grad(made.mix[..., 0].square().sum(), eta, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         grad.sum().backward()
 

@@ -168,12 +168,13 @@ class Walk:
         tile = self._tile()
         strides = starts[0].stride() if starts[0] is not None else (0, 0, 0, 0)
         s = self.sequences
-        walk_forward_kernel[(-(-width // tile["BV"]), h, runs.sequence.shape[0])](
+        blocks = -(-width // tile["BV"])
+        walk_forward_kernel[(blocks * h * runs.sequence.shape[0],)](
             self.x, self.left, self.right, *self._weights(), *starts, *out,
             runs.sequence, runs.first, runs.count,
             s.pair_start, s.first_chunk, s.last_chunk, s.length, s.past,
             *strides, *end.stride(),
-            H=h, F=f, V=v, **tile, **self._kind(), PROBE=probe,
+            H=h, F=f, V=v, BLOCKS=blocks, **tile, **self._kind(), PROBE=probe,
         )  # fmt: skip
 
     def _walk_back(
@@ -193,13 +194,14 @@ class Walk:
         found = self.x.new_empty(shape, dtype=torch.float32)
         first = None if dends is None else dends[0]
         strides = (0, 0, 0, 0) if first is None else first.stride()
-        walk_backward_kernel[(-(-v // tile["BV"]), h, shape[0])](
+        blocks = -(-v // tile["BV"])
+        walk_backward_kernel[(blocks * h * shape[0],)](
             self.x, self.left, *self._weights(), queries, q, dy, *(dends or [None, None]),
             *_two(list(found.split(f, dim=2))), *borders, danchor,
             runs.sequence, runs.first, runs.count,
             s.start, s.pair_start, s.first_chunk, s.last_chunk, s.length, s.past,
             *strides, *found.stride(),
-            H=h, F=f, V=v, **tile, **self._kind(), PROBE=probe, GIVEN=first is not None,
+            H=h, F=f, V=v, BLOCKS=blocks, **tile, **self._kind(), PROBE=probe, GIVEN=first is not None,
             ANCHOR=danchor is not None,
         )  # fmt: skip
         return borders, found

@@ -100,7 +100,7 @@ def walk_forward_kernel(
     run_sequence, run_first, run_count, pair_start, first_chunk, last_chunk, length, past,
     in_n, in_h, in_f, in_v, out_n, out_h, out_f, out_v,
     H: tl.constexpr, F: tl.constexpr, V: tl.constexpr, BF: tl.constexpr, BV: tl.constexpr,
-    CHUNK: tl.constexpr, ROWS: tl.constexpr, OFF: tl.constexpr, HALO: tl.constexpr,
+    BLOCKS: tl.constexpr, CHUNK: tl.constexpr, ROWS: tl.constexpr, OFF: tl.constexpr, HALO: tl.constexpr,
     FEEDBACK: tl.constexpr, WEIGHTED: tl.constexpr, MOMENTUM: tl.constexpr,
     PROBE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -108,7 +108,8 @@ def walk_forward_kernel(
 
     PROBE: start from zero instead, and beside the value columns walk unit states without values,
     whose ends are the run's transition; nothing is stored but the ends."""
-    block, h, r = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    block, h = tl.program_id(0) % BLOCKS, tl.program_id(0) // BLOCKS % H
+    r = tl.program_id(0).to(tl.int64) // (BLOCKS * H)
     n = tl.load(run_sequence + r).to(tl.int64)
     begin, count = tl.load(run_first + r).to(tl.int64), tl.load(run_count + r)
     origin, last = tl.load(first_chunk + n), tl.load(last_chunk + n)
@@ -152,7 +153,7 @@ def walk_forward_kernel(
                 h, f, column, HALO, HALO, 0, H, F, V, N, FEEDBACK, WEIGHTED, MOMENTUM, PRECISION,
             )  # fmt: skip
         m, s = new_m, new_s
-    width = tl.num_programs(0) * BV if PROBE else V
+    width = BLOCKS * BV if PROBE else V
     store_state(end_memory + r * out_n + h * out_h, m, f, column, out_f, out_v, F, width)
     if MOMENTUM:
         store_state(end_momentum + r * out_n + h * out_h, s, f, column, out_f, out_v, F, width)
@@ -165,7 +166,7 @@ def walk_backward_kernel(
     run_sequence, run_first, run_count, start, pair_start, first_chunk, last_chunk, length, past,
     in_n, in_h, in_f, in_v, out_n, out_h, out_f, out_v,
     H: tl.constexpr, F: tl.constexpr, V: tl.constexpr, BF: tl.constexpr, BV: tl.constexpr,
-    CHUNK: tl.constexpr, ROWS: tl.constexpr, OFF: tl.constexpr, HALO: tl.constexpr,
+    BLOCKS: tl.constexpr, CHUNK: tl.constexpr, ROWS: tl.constexpr, OFF: tl.constexpr, HALO: tl.constexpr,
     FEEDBACK: tl.constexpr, WEIGHTED: tl.constexpr, MOMENTUM: tl.constexpr, ANCHOR: tl.constexpr,
     PROBE: tl.constexpr, GIVEN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -173,7 +174,8 @@ def walk_backward_kernel(
 
     queries: the effective queries Qe, y = Qe M^T + (push q) S^T + terms without a state.
     GIVEN: start from what is asked of the run's end, else from zero; PROBE: store only its begin."""
-    block, h, r = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    block, h = tl.program_id(0) % BLOCKS, tl.program_id(0) // BLOCKS % H
+    r = tl.program_id(0).to(tl.int64) // (BLOCKS * H)
     n = tl.load(run_sequence + r).to(tl.int64)
     begin, count = tl.load(run_first + r).to(tl.int64), tl.load(run_count + r)
     origin, last = tl.load(first_chunk + n), tl.load(last_chunk + n)

@@ -21,6 +21,19 @@ def window_row(
 
 
 @triton.jit
+def written(column, t, HALO: tl.constexpr):
+    """Where row t of a chunk's weights is stored: up to the token's own pair, in eights, 32 bytes."""
+    return column // 8 * 8 <= t + HALO
+
+
+@triton.jit
+def row_of(base, out, t, columns, HALO: tl.constexpr, N: tl.constexpr):
+    """Row t of a chunk [CHUNK, N] as far as it is written; zero for a row before the first."""
+    mask = written(columns, t, HALO) & (columns < N) & (t >= 0)
+    return tl.load(base + (out + t) * N + columns, mask=mask, other=0.0)
+
+
+@triton.jit
 def weights_forward_kernel(
     eta, retain, theta, gamma,
     mix, keep, push, carry, momentum_mix,
@@ -39,6 +52,7 @@ def weights_forward_kernel(
     out = (i * H + h) * CHUNK
     N: tl.constexpr = HALO + CHUNK
     columns = tl.arange(0, WIDTH)
+    inner = columns < N
     m = tl.zeros([WIDTH], tl.float32)
     s = tl.zeros([WIDTH], tl.float32)
     a, p, c = 1.0, 0.0, 1.0
@@ -58,12 +72,14 @@ def weights_forward_kernel(
             p = alpha * p + tl.where(valid, c, 0.0)
             tl.store(push + out + t, p)
             tl.store(carry + out + t, c)
-            tl.store(momentum_mix + (out + t) * N + columns, s, mask=columns < N)
+            tl.store(
+                momentum_mix + (out + t) * N + columns, s, mask=inner & written(columns, t, HALO)
+            )
         else:
             m = alpha * m + step * weight
         a = alpha * a
         tl.store(keep + out + t, a)
-        tl.store(mix + (out + t) * N + columns, m, mask=columns < N)
+        tl.store(mix + (out + t) * N + columns, m, mask=inner & written(columns, t, HALO))
 
 
 @triton.jit
@@ -95,13 +111,23 @@ def weights_backward_kernel(
     if MOMENTUM:
         ds = tl.load(dtail_mix + (i * H + h) * N + columns, mask=inner, other=0.0)
         dc = tl.load(dtail_keep + i * H + h)
+    drow = row_of(dmix, out, CHUNK - 1, columns, HALO, N)
+    old = row_of(mix, out, CHUNK - 2, columns, HALO, N)
+    olds = old
+    if MOMENTUM:
+        olds = row_of(momentum_mix, out, CHUNK - 2, columns, HALO, N)
     for back in range(CHUNK):
         t = CHUNK - 1 - back
         row = row0 + t * H
         valid, before = t < left, t > 0
-        dm += tl.load(dmix + (out + t) * N + columns, mask=inner, other=0.0)
+        dm += drow
+        # the rows of the next round are on their way while this one is reckoned
+        drow = row_of(dmix, out, t - 1, columns, HALO, N)
+        next_old = row_of(mix, out, t - 2, columns, HALO, N)
+        next_olds = next_old
+        if MOMENTUM:
+            next_olds = row_of(momentum_mix, out, t - 2, columns, HALO, N)
         da += tl.load(dkeep + out + t)
-        old = tl.load(mix + (out + t - 1) * N + columns, mask=inner & before, other=0.0)
         dalpha = tl.sum(dm * old) + da * tl.load(keep + out + t - 1, mask=before, other=1.0)
         dwrite = dm
         if MOMENTUM:
@@ -109,9 +135,6 @@ def weights_backward_kernel(
             dalpha += dp * tl.load(push + out + t - 1, mask=before, other=0.0)
             ds += tl.where(valid, dm, 0.0)
             dc += tl.where(valid, dp, 0.0)
-            olds = tl.load(
-                momentum_mix + (out + t - 1) * N + columns, mask=inner & before, other=0.0
-            )
             dmomentum = tl.sum(ds * olds) + dc * tl.load(
                 carry + out + t - 1, mask=before, other=1.0
             )
@@ -122,10 +145,10 @@ def weights_backward_kernel(
         step = tl.load(eta + row, mask=valid, other=0.0)
         tl.store(deta + row, tl.sum(dwrite * weight), mask=valid)
         if GATED:
-            offered = (
-                (place >= row * C) & (place < row * C + C) & valid
-            )  # of absent pairs too: zero
+            # absent pairs too: their gates get zero
+            offered = (place >= row * C) & (place < row * C + C) & valid
             tl.store(dgamma + place, tl.where(inside, step * dwrite, 0.0), mask=offered)
+        old, olds = next_old, next_olds
         if MOMENTUM:
             ds = momentum * ds
             dc = momentum * dc

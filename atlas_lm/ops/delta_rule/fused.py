@@ -41,7 +41,7 @@ def delta_rule_fused(
         before = k.shape[1] - tokens
         sequences = even_rows(batch, tokens, TOKENS[window], q.device, before=before, past=past)
     else:
-        sequences = packed(cu_seqlens, TOKENS[window])
+        sequences = packed(cu_seqlens, TOKENS[window], tokens)
     if memory is None:
         memory = q.new_zeros(sequences.count, heads, v.shape[-1], features, dtype=torch.float32)
     if sequences.chunks == 0:

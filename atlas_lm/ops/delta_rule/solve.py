@@ -55,7 +55,8 @@ def write_weights(mix, t, CHUNK: tl.constexpr):
     """[CHUNK, ROWS]: the weight of each row's token in every memory of the tile, zero in earlier ones.
     mix: at the tile"""
     token = tl.arange(0, CHUNK)
-    return tl.load(mix + token[:, None] * CHUNK + t[None, :])
+    weight = tl.load(mix + token[:, None] * CHUNK + t[None, :])
+    return tl.where(t[None, :] <= token[:, None], weight, 0.0)  # unwritten elsewhere
 
 
 @triton.jit

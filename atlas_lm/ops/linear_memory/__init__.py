@@ -133,12 +133,14 @@ def _problem(
 ) -> Problem:
     gates = {"eta": (eta, "B T H"), "log_alpha": (log_alpha, "B T H"), "theta": (theta, "B T H")}
     gates |= {"gamma": (gamma, "B T H C")}
+    gates |= {"past": (past, "B"), "length": (length, "B")}
     states = {"memory": (memory, "N H V F"), "momentum": (momentum, "N H V F")}
     rows = {"q": (q, "B T H F"), "k": (k, "B L H F"), "v": (v, "B L H V")}
     given = {n: (x, axes) for n, (x, axes) in (rows | gates | states).items() if x is not None}
     count = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     sizes = check_shapes(given, N=count)
     before = sizes["L"] - sizes["T"]
+    _check_words(sizes, (q, k, v), theta, momentum, length, cu_seqlens)
     if objective not in ("l2", "dot") or keep not in ("states", "checkpoints"):
         raise ValueError(
             f"objective is {objective!r} and keep {keep!r}, wanted 'l2' or 'dot', and 'states' or "
@@ -150,7 +152,7 @@ def _problem(
             "pairs or more, and with cu_seqlens one row and as many"
         )
     if cu_seqlens is not None:
-        sequences = packed(cu_seqlens, chunk)
+        sequences = packed(cu_seqlens, chunk, sizes["T"])
     else:
         sequences = even_rows(
             sizes["B"], sizes["T"], chunk, q.device, before=before, past=past, length=length
@@ -177,3 +179,23 @@ def _problem(
         objective=objective,
         keep=keep,
     )
+
+
+def _check_words(
+    sizes: dict[str, int],
+    inputs: tuple[Tensor, ...],
+    theta: Tensor | None,
+    momentum: Tensor | None,
+    length: Tensor | None,
+    cu_seqlens: Tensor | None,
+) -> None:
+    """Refuse what would otherwise be passed over in silence."""
+    if sizes["B"] == 0 or sizes["T"] == 0:
+        raise ValueError(f"q has {sizes['B']} rows of {sizes['T']} tokens; pass at least one token")
+    if len({x.dtype for x in inputs}) > 1:
+        got = ", ".join(str(x.dtype) for x in inputs)
+        raise ValueError(f"q, k, v are {got}, wanted one dtype; cast them first")
+    if momentum is not None and theta is None:
+        raise ValueError("momentum came without theta; pass both, or neither for descent")
+    if length is not None and cu_seqlens is not None:
+        raise ValueError("length and cu_seqlens both say where sequences end; pass one of them")

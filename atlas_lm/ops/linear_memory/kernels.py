@@ -9,12 +9,16 @@ import triton
 import triton.language as tl
 
 from atlas_lm.ops.chunk_walk.kernels import load_state, pair_tile
+from atlas_lm.ops.chunk_weights.kernels import written
 
 
 @triton.jit
 def mix_tile(mix, at0, t, COUNT: tl.constexpr, PLACE: tl.constexpr, N: tl.constexpr):
-    """Columns PLACE .. + COUNT of a chunk's weights, [b, COUNT]."""
-    return tl.load(mix + at0 * N + t[:, None] * N + PLACE + tl.arange(0, COUNT)[None, :])
+    """Columns PLACE .. + COUNT of a chunk's weights, [b, COUNT]: its own pairs, of which those after a token
+    are not written, or those before it."""
+    column = PLACE + tl.arange(0, COUNT)[None, :]
+    mask = written(column, t[:, None], N - t.shape[0])
+    return tl.load(mix + at0 * N + t[:, None] * N + column, mask=mask, other=0.0)
 
 
 @triton.jit
@@ -204,7 +208,9 @@ def scores_backward(
     weight = mix_tile(mix, at0, t, COUNT, PLACE, N)
     score = tl.dot(query, tl.trans(tile), input_precision=PRECISION)
     ends = tl.where((t == CHUNK - 1)[:, None], tl.load(dend + row + PLACE + r)[None, :], 0.0)
-    tl.store(dmix + at0 * N + t[:, None] * N + PLACE + r[None, :], dp * score + ends)
+    column = PLACE + r[None, :]
+    mask = written(column, t[:, None], N - CHUNK)
+    tl.store(dmix + at0 * N + t[:, None] * N + column, dp * score + ends, mask=mask)
     dscore = (dp * weight).to(tile.dtype)
     p = (score * weight).to(tile.dtype)
     there = r < end - offset
