@@ -28,7 +28,9 @@ from atlas_lm.ops.sequences import Sequences
 PROGRAMS = 256  # walk this many runs side by side, if there are chunks enough
 SHORTEST = 8  # chunks of a run
 CELLS, WARPS, STAGES = 8192, 4, 2  # fp32 numbers of state per program, warps, pipeline stages
-WIDE = (32, 8, 2)  # value columns, warps and stages where features are more than 128
+# Value columns, warps and stages where features are more than 128, for anchored and for solved rules. Not
+# a matter of speed: of the others tried, Triton 3.6 compiles some into wrong results (docs/kernels.md).
+WIDE, WIDE_SOLVED = (32, 8, 1), (32, 8, 2)
 
 
 @dataclass(frozen=True, eq=False)
@@ -247,7 +249,7 @@ class Walk:
         if self.x.dtype not in HALVES:
             return dict(BF=wide, BV=16, num_warps=8, num_stages=1)
         if wide > 128:
-            block, warps, stages = WIDE
+            block, warps, stages = WIDE_SOLVED if self.weights is None else WIDE
         else:
             cells = CELLS // 2 if self.has_momentum else CELLS
             block, warps, stages = cells // wide, WARPS, STAGES
