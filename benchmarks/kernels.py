@@ -99,6 +99,8 @@ class Bench:
             return empty(case, shape.label, report.SKIPPED, "the budget is spent")
         try:
             measured = measure(case, shape, self.device, self.limits, before)
+            for kernel, ms in measured.kernels.items():
+                print(f"  {ms:8.3f} ms  {kernel[:100]}", flush=True)
         except Exception as trouble:
             return self.trouble(case, shape.label, trouble)
         return figure(case, shape, measured, self.ceilings, verdict, caution)
@@ -211,6 +213,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--budget", type=float, default=150, metavar="SECONDS", help="after which no case is begun"
     )
+    parser.add_argument("--profile", action="store_true", help="also print the time of each kernel")
     parser.add_argument("--commit", help="what is measured, where git does not know it")
     parser.add_argument("--plot", type=Path, metavar="CSV", help="only draw the plot of a file")
     parser.add_argument("--list", action="store_true", help="only name the cases")
@@ -245,7 +248,8 @@ def main() -> None:
     limits = ceilings(device)
     machine = report.describe(device, limits, options.commit)
     print(machine, flush=True)
-    bench = Bench(device, limits, Limits(options.repeats, options.seconds), began + options.budget)
+    each = Limits(options.repeats, options.seconds, options.profile)
+    bench = Bench(device, limits, each, began + options.budget)
     figures: list[Figure] = []
     for row in bench.run(cases):
         say(row)

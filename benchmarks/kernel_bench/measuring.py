@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.kernel_bench.cases import Case, Shape
 
@@ -22,6 +23,7 @@ class Limits:
 
     repeats: int = 30
     seconds: float = 0.25
+    profile: bool = False  # also the time of each kernel
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ class Measured:
     forward: Times
     both: Times | None
     peak: int  # bytes, inputs included
+    kernels: dict[str, float]  # milliseconds of a whole pass by kernel, if asked for
 
 
 def measure(
@@ -76,12 +79,26 @@ def measure(
         y = next(iter(case.call(inputs).values()))
         torch.autograd.grad(y, list(inputs.values()), slope, allow_unused=True)
 
-    peak = _peak(both if case.backward else forward, device) - before
+    whole = both if case.backward else forward
+    peak = _peak(whole, device) - before
     return Measured(
         clock(forward, device, limits),
         clock(both, device, limits) if case.backward else None,
         peak,
+        by_kernel(whole) if limits.profile else {},
     )
+
+
+def by_kernel(run: Callable[[], object], times: int = 3) -> dict[str, float]:
+    """Milliseconds of a run by kernel, those above 5 us, longest first."""
+    run()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        for _ in range(times):
+            run()
+        torch.cuda.synchronize()
+    spent = {e.key: e.self_device_time_total / times / 1e3 for e in seen.key_averages()}
+    return {name: ms for name, ms in sorted(spent.items(), key=lambda x: -x[1]) if ms > 5e-3}
 
 
 def clock(run: Callable[[], object], device: torch.device, limits: Limits) -> Times:
