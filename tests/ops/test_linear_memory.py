@@ -1,149 +1,30 @@
 """Matrix memories with a chunk anchor: the token loop against plain numbers, the other forms against it."""
 
-import contextlib
 import dataclasses
-import functools
-import itertools
 import math
-import warnings
 
 import numpy
 import pytest
 import torch
 
 from atlas_lm.ops.linear_memory import linear_memory
-from tests.builders import gradients, leaf, seeded
+from tests.builders import gradients, leaf
+from tests.ops.linear_cases import (
+    DEVICE,
+    HALVES,
+    Case,
+    assert_near,
+    assert_twice_plain,
+    distance,
+    draw,
+    named,
+    run,
+    truth,
+    weighed,
+)
 
 pytest.importorskip("triton", reason="the fused form is written in Triton")
 from atlas_lm.ops.chunk_walk import fused as chunk_walk
-
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-HALVES = ("q", "k", "v")  # inputs in the dtype of the case; gates and states are fp32
-# beside twice the plain error, about a tenth of a rounding: sums over few tokens scatter
-SLACK = {torch.float32: 3e-7, torch.float16: 1e-4, torch.bfloat16: 1e-3}
-
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-    tokens: int = 40
-    chunk: int = 16
-    window: int = 1
-    momentum: bool = False
-    features: int = 16
-    values: int = 16
-    heads: int = 1
-    batch: int = 1
-    objective: str = "l2"
-    before: int = 0  # pairs in front of each row
-    past: tuple[int, ...] | None = None
-    length: tuple[int, ...] | None = None
-    borders: tuple[int, ...] | None = None
-    keep: str = "states"
-    decays: bool = True
-    warm: bool = True
-
-    def options(self):
-        rows = {"past": self.past, "length": self.length, "cu_seqlens": self.borders}
-        rows = {n: x and torch.tensor(x, device=DEVICE) for n, x in rows.items()}
-        return rows | {"chunk": self.chunk, "objective": self.objective, "keep": self.keep}
-
-
-def named(case):
-    """What differs from the plain case."""
-    fields = dataclasses.asdict(case).items()
-    changed = [f"{n}={x}" for n, x in fields if x != getattr(Case(), n)]
-    return " ".join(changed) or "plain"
-
-
-def draw(case, dtype=torch.float16):
-    """Inputs by name in fp64, exact in the dtype in which they will be given; fp32 takes those of fp16."""
-    dtype = torch.float16 if dtype == torch.float32 else dtype
-    generator = seeded(case.tokens + case.window)
-    rows = (case.batch, case.tokens, case.heads)
-    pairs = (case.batch, case.before + case.tokens, case.heads)
-    count = case.batch if case.borders is None else len(case.borders) - 1
-    states = (count, case.heads, case.values, case.features)
-
-    def normal(*shape):
-        return torch.randn(*shape, generator=generator)
-
-    def uniform(low, high, *shape):
-        return low + (high - low) * torch.rand(*shape, generator=generator)
-
-    drawn = {
-        "q": torch.nn.functional.normalize(normal(*rows, case.features), dim=-1),
-        "k": torch.nn.functional.normalize(normal(*pairs, case.features), dim=-1),
-        "v": normal(*pairs, case.values),
-        "eta": uniform(0.05, 0.3, *rows),
-        "log_alpha": uniform(-0.2, 0, *rows) if case.decays else None,
-        "theta": uniform(0.2, 0.95, *rows) if case.momentum else None,
-        "gamma": uniform(0.2, 1, *rows, case.window) / case.window if case.window > 1 else None,
-        "memory": normal(*states) if case.warm else None,
-        "momentum": normal(*states) / 4 if case.warm and case.momentum else None,
-    }
-    given = {n: x for n, x in drawn.items() if x is not None}
-    return {n: x.to(dtype if n in HALVES else x.dtype).double() for n, x in given.items()}
-
-
-def run(case, form, inputs, dtype, outputs=("y", "memory", "anchor", "momentum")):
-    """All outputs by name, and the gradients of a loss over `outputs`."""
-    wide = torch.promote_types(dtype, torch.float32)
-    given = {n: leaf(x.to(DEVICE, dtype if n in HALVES else wide)) for n, x in inputs.items()}
-    with poisoned() if form == "fused" else contextlib.nullcontext():
-        y, state = linear_memory(**given, **case.options(), form=form)
-        found = {"y": y} | {n: x for n, x in state._asdict().items() if x is not None}
-        assert y.dtype == dtype and state.memory.dtype == wide
-        loss = sum(weighed(found[n], n) for n in outputs if n in found)
-        grads = gradients(loss, given)
-    return {n: x.detach() for n, x in found.items()} | {f"d{n}": g for n, g in grads.items()}
-
-
-@contextlib.contextmanager
-def poisoned():
-    """Freshly allocated memory holds NaN, so that a cell read before it is written shows."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.use_deterministic_algorithms(True, warn_only=True)
-        try:
-            yield
-        finally:
-            torch.use_deterministic_algorithms(False)
-
-
-def weighed(x, name):
-    weights = torch.randn(x.shape, generator=seeded(len(name)), dtype=torch.float64)
-    return (x * weights.to(x.device, x.dtype)).sum()
-
-
-@functools.cache
-def truth(case):
-    return run(case, "reference", draw(case), torch.float64)
-
-
-def distance(got, wanted):
-    """Relative Frobenius norm of the difference."""
-    scale = wanted.norm().clamp_min(1e-30)
-    return ((got.double() - wanted.double()).norm() / scale).item()
-
-
-def assert_near(got, wanted, tolerance):
-    assert got.keys() == wanted.keys()
-    for name in wanted:
-        assert got[name].isfinite().all(), f"{name} is not finite"
-        error = distance(got[name], wanted[name])
-        assert error <= tolerance, f"{name}: off by {error:.1e}, allowed {tolerance:.0e}"
-
-
-def assert_twice_plain(case, dtype, wanted, slack=None):
-    """Every error at most twice that of the plain form in the same dtype. Returns the fused results."""
-    plain, fused = (run(case, form, draw(case, dtype), dtype) for form in ("parallel", "fused"))
-    assert fused.keys() == wanted.keys()
-    for name in wanted:
-        error, allowed = distance(fused[name], wanted[name]), distance(plain[name], wanted[name])
-        bound = 2 * allowed + (SLACK[dtype] if slack is None else slack)
-        assert error <= bound, f"{name}: off by {error:.1e}, plain {allowed:.1e}"
-    return fused
-
 
 CASES = [
     Case(tokens=1),
@@ -228,21 +109,6 @@ SCANS = [
     Case(tokens=50, momentum=True, features=24, values=20, batch=2, length=(0, 50)),
     Case(tokens=64, borders=(0, 32, 64), values=20),
 ]
-
-
-@pytest.fixture
-def scans(monkeypatch):
-    """Cuts sequences into as many runs as they have chunks for; tells how many each of them has."""
-    made = []
-
-    def cut(sequences, each):
-        made.append(each)
-        return plain(sequences, each)
-
-    plain = chunk_walk.cut
-    monkeypatch.setattr(chunk_walk, "SHORTEST", 1)
-    monkeypatch.setattr(chunk_walk, "cut", cut)
-    return made
 
 
 @pytest.mark.parametrize("case", SCANS, ids=named)
@@ -432,95 +298,3 @@ def test_what_does_not_fit_is_refused(change, words):
 def test_what_kernels_refuse_the_parallel_form_takes():
     case = Case(tokens=20, window=18, chunk=8, features=5, values=3)
     assert_near(run(case, "parallel", draw(case), torch.float64), truth(case), 1e-10)
-
-
-def device_grid():
-    """bf16, in which models train, meets every rule at every size; fp16 and fp32 run the same code but for
-    the products, and meet every size once. Lengths do not enter the compiled code, so they take turns."""
-    sizes = [(32, 32), (64, 128), (72, 40), (128, 128), (256, 256)]
-    rules = list(itertools.product((1, 16), (False, True)))
-    for (i, (features, values)), (j, (window, momentum)) in itertools.product(
-        enumerate(sizes), enumerate(rules)
-    ):
-        turn = 5 * i + j + 1
-        case = Case(
-            tokens=(63, 130, 500)[turn % 3], chunk=(64, 32, 64, 16)[turn % 4], window=window,
-            momentum=momentum, features=features, values=values, heads=2, batch=2,
-        )  # fmt: skip
-        yield torch.bfloat16, case
-        for dtype, shift in ((torch.float16, 0), (torch.float32, 1)):
-            if j == (i + shift) % 4:
-                yield dtype, case
-
-
-LARGE = Case(tokens=500, chunk=64, window=16, momentum=True, features=128, values=128, heads=2)
-DEVICE_CASES = [
-    *device_grid(),
-    (torch.bfloat16, dataclasses.replace(LARGE, borders=(0, 130, 131, 400, 500))),
-    (torch.bfloat16, dataclasses.replace(LARGE, batch=2, before=15, past=(15, 4))),
-    (torch.bfloat16, dataclasses.replace(LARGE, batch=3, length=(500, 0, 77), momentum=False)),
-    (torch.bfloat16, dataclasses.replace(LARGE, window=1, keep="checkpoints")),
-    (torch.bfloat16, dataclasses.replace(LARGE, objective="dot", decays=False, warm=False)),
-]
-
-
-def on_the_device(case, dtype):
-    wanted = run(case, "parallel", draw(case, dtype), torch.float64)
-    first = assert_twice_plain(case, dtype, wanted, 1e-6 if dtype == torch.float32 else None)
-    again = run(case, "fused", draw(case, dtype), dtype)
-    for name in first:
-        assert torch.equal(first[name], again[name]), f"{name} is not the same twice"
-
-
-gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-
-
-@pytest.mark.gpu
-@gpu
-@pytest.mark.parametrize(
-    ("dtype", "case"), DEVICE_CASES, ids=lambda x: named(x) if isinstance(x, Case) else str(x)
-)
-def test_on_the_device(dtype, case):
-    on_the_device(case, dtype)
-
-
-@pytest.mark.gpu
-@gpu
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize(
-    "case",
-    [
-        dataclasses.replace(LARGE, tokens=3000, window=1, momentum=False),
-        dataclasses.replace(LARGE, tokens=3000, features=64, values=64),
-        dataclasses.replace(LARGE, tokens=3000, features=256, values=72, keep="checkpoints"),
-    ],
-    ids=named,
-)
-def test_many_runs_on_the_device(case, dtype, scans):
-    on_the_device(case, dtype)
-    assert min(scans) > 1
-
-
-@pytest.mark.gpu
-@pytest.mark.slow
-@gpu
-def test_more_numbers_than_int32_can_count():
-    """The last tokens of 2^31 numbers and some more, against the same tokens by themselves."""
-    if torch.cuda.mem_get_info()[0] < 80 * 2**30:
-        pytest.skip("needs 80 GiB of GPU memory")
-    torch.manual_seed(0)
-    border, rows = 2**21, (1, 2**21 + 64 * 3 + 17, 8)
-    q, k, v = (torch.randn(*rows, 128, device="cuda", dtype=torch.bfloat16) for _ in "qkv")
-    for x in (q, k):
-        x /= x.norm(dim=-1, keepdim=True)
-    eta, theta = (torch.rand(rows, device="cuda") / 2 for _ in range(2))
-    given = dict(q=q, k=k, v=v, eta=eta, theta=theta, log_alpha=-eta / 4)
-    with torch.no_grad():
-        y, end = linear_memory(**given, form="fused")
-        wanted = y[:, border:].clone()
-        del y
-        early = linear_memory(**{n: x[:, :border] for n, x in given.items()}, form="fused")[1]
-        late = {n: x[:, border:] for n, x in given.items()}
-        y, same = linear_memory(**late, memory=early.memory, momentum=early.momentum, form="fused")
-    assert distance(y, wanted) < 2e-2
-    assert distance(same.memory, end.memory) < 2e-2
