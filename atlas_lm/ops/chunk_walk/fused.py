@@ -24,13 +24,24 @@ from atlas_lm.ops.chunk_walk.kernels import (
 )
 from atlas_lm.ops.chunk_weights.record import ChunkWeights
 from atlas_lm.ops.sequences import Sequences
+from atlas_lm.ops.tiles import Tile, pick
 
 PROGRAMS = 256  # walk this many runs side by side, if there are chunks enough
 SHORTEST = 8  # chunks of a run
-CELLS, WARPS, STAGES = 8192, 4, 2  # fp32 numbers of state per program, warps, pipeline stages
-# Value columns, warps and stages where features are more than 128, for anchored and for solved rules. Not
-# a matter of speed: of the others tried, Triton 3.6 compiles some into wrong results (docs/kernels.md).
-WIDE, WIDE_SOLVED = (32, 8, 1), (32, 8, 2)
+# Measured, but for wide features (more than 128) and fp32, which are as they were found right: of the others
+# tried there, Triton 3.6 compiles some into wrong programs (docs/kernels.md).
+TILES = {
+    "walk_forward_kernel": Tile(64, 4, 2),
+    "walk_forward_kernel momentum": Tile(32, 4, 2),
+    "walk_forward_kernel wide": Tile(32, 8, 1),
+    "walk_forward_kernel wide solved": Tile(32, 8, 2),
+    "walk_forward_kernel fp32": Tile(16, 8, 1),
+    "walk_backward_kernel": Tile(64, 4, 2),
+    "walk_backward_kernel momentum": Tile(32, 4, 2),
+    "walk_backward_kernel wide": Tile(32, 8, 1),
+    "walk_backward_kernel wide solved": Tile(32, 8, 2),
+    "walk_backward_kernel fp32": Tile(16, 8, 1),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,7 +141,7 @@ class Walk:
     def _probe(self, runs: Runs) -> tuple[Tensor, Tensor]:
         """Transition [runs, N H, F, F] and gain [runs, N H, F, V] of every run (2F with momentum)."""
         h, f, v = self._widths()
-        block, rows = self._tile()["BV"], f * self._parts
+        block, rows = self._tile("walk_forward_kernel")["BV"], f * self._parts
         values = -(-v // block) * block
         width = values + -(-rows // block) * block
         ends = self.x.new_empty(runs.sequence.shape[0], h, rows, width, dtype=torch.float32)
@@ -167,7 +178,7 @@ class Walk:
         probe: bool,
     ) -> None:
         h, f, v = self._widths()
-        tile = self._tile()
+        tile = self._tile("walk_forward_kernel")
         strides = starts[0].stride() if starts[0] is not None else (0, 0, 0, 0)
         s = self.sequences
         blocks = -(-width // tile["BV"])
@@ -188,7 +199,7 @@ class Walk:
     ) -> tuple[list[Tensor | None], Tensor]:
         """Of each chunk [NC, H, F, V], and of each run's begin, memory above momentum [NR, H, F or 2F, V]."""
         h, f, v = self._widths()
-        tile, s = self._tile(), self.sequences
+        tile, s = self._tile("walk_backward_kernel"), self.sequences
         queries, q, dy, danchor = given
         count = 0 if probe else self._parts
         borders = _two([self.x.new_empty(s.chunks, h, f, v) for _ in range(count)])
@@ -218,7 +229,8 @@ class Walk:
 
     def _runs(self) -> Runs:
         s = self.sequences
-        here = -(-self.right.shape[-1] // self._tile()["BV"]) * self.x.shape[1] * s.count
+        block = self._tile("walk_forward_kernel")["BV"]
+        here = -(-self.right.shape[-1] // block) * self.x.shape[1] * s.count
         each = max(1, min(PROGRAMS // here, s.most // SHORTEST)) if s.even else 1
         return cut(s, 2 ** int(math.log2(each)))
 
@@ -242,19 +254,17 @@ class Walk:
             PRECISION="tf32" if half else "ieee",
         )
 
-    def _tile(self) -> dict[str, int]:
-        """BF, BV, warps and stages. The state of a program, [BF, BV] or two of them, stays in registers."""
+    def _tile(self, kernel: str) -> dict[str, Any]:
+        """Launch options. The state of a program, [BF, BV] or two of them, stays in registers."""
         _, f, v = self._widths()
+        traits = dict(
+            momentum=self.has_momentum,
+            solved=self.weights is None,
+            wide=f > 128,
+            fp32=self.x.dtype not in HALVES,
+        )
         wide = max(16, triton.next_power_of_2(f))
-        if self.x.dtype not in HALVES:
-            return dict(BF=wide, BV=16, num_warps=8, num_stages=1)
-        if wide > 128:
-            block, warps, stages = WIDE_SOLVED if self.weights is None else WIDE
-        else:
-            cells = CELLS // 2 if self.has_momentum else CELLS
-            block, warps, stages = cells // wide, WARPS, STAGES
-        block = max(16, min(64, triton.next_power_of_2(v), block))
-        return dict(BF=wide, BV=block, num_warps=warps, num_stages=stages)
+        return dict(BF=wide) | pick(TILES, kernel, traits).options(v)
 
     def _part(self, states: Tensor) -> list[Tensor | None]:
         """[..., H, F or 2F, V], leading axes flat or not -> memory and momentum [NR, H, F, V]"""

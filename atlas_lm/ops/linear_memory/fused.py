@@ -18,6 +18,21 @@ from atlas_lm.ops.linear_memory.kernels import (
 )
 from atlas_lm.ops.linear_memory.record import LinearState, Problem
 from atlas_lm.ops.sequences import Sequences
+from atlas_lm.ops.tiles import Tile, pick
+
+TILES = {
+    "forward_kernel": Tile(64, 4, 2),
+    "forward_kernel wide": Tile(64, 8, 1),
+    "forward_kernel fp32": Tile(32, 16, 1),
+    "writes_backward_kernel": Tile(64, 4, 2),
+    "writes_backward_kernel momentum": Tile(128, 8, 1),
+    "writes_backward_kernel wide": Tile(64, 8, 1),
+    "writes_backward_kernel fp32": Tile(32, 16, 1),
+    "reads_backward_kernel": Tile(64, 4, 2),
+    "reads_backward_kernel halo": Tile(64, 4, 1),
+    "reads_backward_kernel wide": Tile(64, 8, 1),
+    "reads_backward_kernel fp32": Tile(32, 16, 1),
+}
 
 
 def linear_memory_fused(problem: Problem) -> tuple[Tensor, LinearState]:
@@ -126,14 +141,12 @@ def _walk(
 def _launch(kernel: Any, walk: Walk, q: Tensor, v: Tensor, tensors: tuple[Any, ...]) -> None:
     s, (_, h, f) = walk.sequences, q.shape
     half = q.dtype in HALVES
-    wide = max(16, triton.next_power_of_2(f))
-    block, warps, stages = _tile(kernel.__name__, walk, wide) if half else (32, 16, 1)
-    block = max(16, min(block, triton.next_power_of_2(v.shape[-1])))
+    traits = dict(momentum=walk.has_momentum, halo=walk.halo > 0, wide=f > 128, fp32=not half)
     kernel[(s.chunks, h)](
         *tensors, s.start, s.pair_start, s.length, s.past, s.first_chunk, s.sequence,
-        H=h, F=f, V=v.shape[-1], BF=wide, BV=block, CHUNK=s.chunk, HALO=walk.halo,
-        FEEDBACK=walk.feedback, MOMENTUM=walk.has_momentum,
-        PRECISION="tf32" if half else "ieee", num_warps=warps, num_stages=stages,
+        H=h, F=f, V=v.shape[-1], BF=max(16, triton.next_power_of_2(f)), CHUNK=s.chunk, HALO=walk.halo,
+        FEEDBACK=walk.feedback, MOMENTUM=walk.has_momentum, PRECISION="tf32" if half else "ieee",
+        **pick(TILES, kernel.__name__, traits).options(v.shape[-1]),
     )  # fmt: skip
 
 
@@ -144,12 +157,3 @@ def _filled(grads: list[Tensor | None]) -> list[Tensor | None]:
         return [None, None]
     whole = [torch.zeros_like(known[0]) if g is None else g.contiguous() for g in grads]
     return [*whole, None][:2]
-
-
-def _tile(kernel: str, walk: Walk, wide: int) -> tuple[int, int, int]:
-    """Value columns, warps and pipeline stages of a program for halves; measured in docs/kernels.md."""
-    if wide > 128:
-        return 64, 8, 1
-    if kernel == "writes_backward_kernel" and walk.has_momentum:
-        return 128, 8, 1
-    return 64, 4, 1 if kernel == "reads_backward_kernel" and walk.halo else 2
