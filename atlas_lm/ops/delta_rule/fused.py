@@ -46,24 +46,25 @@ def delta_rule_fused(
         memory = q.new_zeros(sequences.count, heads, v.shape[-1], features, dtype=torch.float32)
     if sequences.chunks == 0:
         return q.new_zeros(batch, tokens, heads, v.shape[-1]), memory.float()
-    weights = chunk_weights(
-        _flat(eta).float(),
-        None if log_alpha is None else _flat(log_alpha).float(),
-        None,
-        None,
-        sequences,
-    )
-    y, memory = _DeltaRule.apply(
-        _flat(q),
-        _flat(k),
-        _flat(v),
-        None if gamma is None else _flat(gamma).float(),
-        weights.mix,
-        weights.keep,
-        memory.float(),
-        sequences,
-        after_retention or log_alpha is None,
-    )
+    with torch.cuda.device_of(q):  # kernels run on the current device
+        weights = chunk_weights(
+            _flat(eta).float(),
+            None if log_alpha is None else _flat(log_alpha).float(),
+            None,
+            None,
+            sequences,
+        )
+        y, memory = _DeltaRule.apply(
+            _flat(q),
+            _flat(k),
+            _flat(v),
+            None if gamma is None else _flat(gamma).float(),
+            weights.mix,
+            weights.keep,
+            memory.float(),
+            sequences,
+            after_retention or log_alpha is None,
+        )
     return y.view(batch, tokens, heads, -1), memory
 
 

@@ -39,11 +39,12 @@ def linear_memory_fused(problem: Problem) -> tuple[Tensor, LinearState]:
     """`linear_memory` by Triton kernels."""
     p, s = problem, problem.sequences
     halo = 0 if p.window == 1 else max(16, triton.next_power_of_2(p.window - 1))
-    weights = chunk_weights(p.eta, p.log_alpha, p.theta, p.gamma, s, halo=halo)
-    y, *state = _LinearMemory.apply(
-        p.q.contiguous(), p.k.contiguous(), p.v.contiguous(), *weights, p.memory, p.momentum,
-        s, halo, p.objective == "l2", p.keep == "states",
-    )  # fmt: skip
+    with torch.cuda.device_of(p.q):  # kernels run on the current device
+        weights = chunk_weights(p.eta, p.log_alpha, p.theta, p.gamma, s, halo=halo)
+        y, *state = _LinearMemory.apply(
+            p.q.contiguous(), p.k.contiguous(), p.v.contiguous(), *weights, p.memory, p.momentum,
+            s, halo, p.objective == "l2", p.keep == "states",
+        )  # fmt: skip
     if not s.full:  # a row without tokens passes no border
         idle = (s.length == 0)[:, None, None, None]
         state[1] = torch.where(idle, p.memory, state[1])

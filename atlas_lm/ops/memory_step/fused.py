@@ -60,7 +60,8 @@ def memory_step(
     token = StepToken(*(None if x is None else x.contiguous() for x in token))  # type: ignore[arg-type]
     y = torch.empty_like(token.v)
     launch = _matrix if len(state.memory) == 1 else _mlp
-    launch(rule, state, token, start, into, y, shared)
+    with torch.cuda.device_of(y):  # kernels run on the current device
+        launch(rule, state, token, start, into, y, shared)
     return y, into
 
 
