@@ -109,7 +109,7 @@ def memorize(
         _check_inputs(spec, weights, q, k, v, gates, valid)
     if checking and check:
         check_gate_values(spec.gates, gates, valid)
-    chosen = _choose(spec, form, (q, k, v), trace)
+    chosen: str = _choose(spec, form, (q, k, v), trace)
     packing = None if cu_seqlens is None else pack(cu_seqlens, q.shape[0], q.shape[1])
     as_packed = chosen == "fused" and packing is not None and state is None and valid is None
     if packing is not None and not as_packed:
@@ -131,18 +131,13 @@ def memorize(
     operands = _operand_dtype(q, k, v) if chosen == "fused" else dtype
     q, k, v = (head_major(x.to(operands)) for x in (q, k, v))
     tokens = Tokens(q, k, v, heads, valid)
-    norms: dict[str, Tensor] = {}
+    borders = cu_seqlens if as_packed else None
     with torch.autocast(q.device.type, enabled=False):
-        if form == "auto" and q.is_cuda and not step.declines(spec, inner, state, tokens, trace):
-            y, state = step.run(spec, inner, state, tokens)
-        elif as_packed and cu_seqlens is not None:
-            y, state = fused.run_packed(spec, inner, state, tokens, cu_seqlens)
-        elif chosen == "fused":
-            y, state = fused.run(spec, inner, state, tokens, fresh)
-        elif chosen == "parallel":
-            y, state, norms = parallel.run(spec, inner, state, tokens, trace, fresh)
-        else:
-            y, state, norms = reference.run(spec, inner, state, tokens, trace)
+        if form == "auto" and q.is_cuda and tokens.count == 1:
+            lifted = tokens.to(dtype)  # the step kernel is bound by its states, not by products
+            if step.declines(spec, inner, state, lifted, trace) is None:
+                chosen, tokens = "step", lifted
+        y, state, norms = _run(chosen, spec, inner, state, tokens, trace, fresh, borders)
     # a file keeps values, not strides, and strides alone can move the rounding
     state = state.map(Tensor.contiguous)
     y = _outward(y.to(out_dtype), None if as_packed else packing)
@@ -151,6 +146,28 @@ def memorize(
     means = {n: _outward(mean, packing) for n, mean in gate_means(tokens.gates, valid).items()}
     seen = {n: _outward(norm, packing) for n, norm in norms.items()}
     return y, state, Trace(gates=means, **({"momentum_norm": None} | seen))  # type: ignore[arg-type]
+
+
+def _run(
+    chosen: str,
+    spec: MemorySpec,
+    weights: Mapping[str, Tensor],
+    state: MemoryState,
+    tokens: Tokens,
+    trace: bool,
+    fresh: bool,
+    borders: Tensor | None,
+) -> tuple[Tensor, MemoryState, dict[str, Tensor]]:
+    """y [B, H, T, V], the next state, and norms if a trace is asked for. borders: the row is packed"""
+    if chosen == "step":
+        return *step.run(spec, weights, state, tokens), {}
+    if chosen == "fused" and borders is not None:
+        return *fused.run_packed(spec, weights, state, tokens, borders), {}
+    if chosen == "fused":
+        return *fused.run(spec, weights, state, tokens, fresh), {}
+    if chosen == "parallel":
+        return parallel.run(spec, weights, state, tokens, trace, fresh)
+    return reference.run(spec, weights, state, tokens, trace)
 
 
 def recall(

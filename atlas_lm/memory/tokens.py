@@ -1,8 +1,9 @@
 """A stretch of tokens as the forms see it: head-major, one dtype, gates by name."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 
@@ -17,6 +18,10 @@ class Tokens:
     @property
     def count(self) -> int:
         return self.q.shape[2]
+
+    def to(self, dtype: torch.dtype) -> "Tokens":
+        """Queries, keys and values in another dtype; gates as they are."""
+        return replace(self, q=self.q.to(dtype), k=self.k.to(dtype), v=self.v.to(dtype))
 
     def each(self) -> Iterator["Tokens"]:
         """One token after the other, without the time axis. Taken apart at once: see `layout.split`."""
