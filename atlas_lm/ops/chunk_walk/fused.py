@@ -179,15 +179,14 @@ class Walk:
     ) -> None:
         h, f, v = self._widths()
         tile = self._tile("walk_forward_kernel")
-        strides = starts[0].stride() if starts[0] is not None else (0, 0, 0, 0)
         s = self.sequences
         blocks = -(-width // tile["BV"])
         walk_forward_kernel[(blocks * h * runs.sequence.shape[0],)](
             self.x, self.left, self.right, *self._weights(), *starts, *out,
             runs.sequence, runs.first, runs.count,
             s.pair_start, s.first_chunk, s.last_chunk, s.length, s.past,
-            *strides, *end.stride(),
-            H=h, F=f, V=v, BLOCKS=blocks, **tile, **self._kind(), PROBE=probe,
+            H=h, F=f, V=v, **_strides("IN", starts[0]), **_strides("OUT", end), BLOCKS=blocks,
+            **tile, **self._kind(), PROBE=probe,
         )  # fmt: skip
 
     def _walk_back(
@@ -206,16 +205,14 @@ class Walk:
         shape = (runs.sequence.shape[0], h, f * self._parts, v)
         found = self.x.new_empty(shape, dtype=torch.float32)
         first = None if dends is None else dends[0]
-        strides = (0, 0, 0, 0) if first is None else first.stride()
         blocks = -(-v // tile["BV"])
         walk_backward_kernel[(blocks * h * shape[0],)](
             self.x, self.left, *self._weights(), queries, q, dy, *(dends or [None, None]),
             *_two(list(found.split(f, dim=2))), *borders, danchor,
             runs.sequence, runs.first, runs.count,
             s.start, s.pair_start, s.first_chunk, s.last_chunk, s.length, s.past,
-            *strides, *found.stride(),
-            H=h, F=f, V=v, BLOCKS=blocks, **tile, **self._kind(), PROBE=probe, GIVEN=first is not None,
-            ANCHOR=danchor is not None,
+            H=h, F=f, V=v, **_strides("IN", first), **_strides("OUT", found), BLOCKS=blocks,
+            **tile, **self._kind(), PROBE=probe, GIVEN=first is not None, ANCHOR=danchor is not None,
         )  # fmt: skip
         return borders, found
 
@@ -301,3 +298,11 @@ def _two(found: list[Tensor] | list[Tensor | None]) -> list[Tensor | None]:
 
 def _transposed(state: Tensor | None) -> Tensor | None:
     return None if state is None else state.transpose(2, 3)
+
+
+def _strides(name: str, state: Tensor | None) -> dict[str, int]:
+    """Of a head, a feature and a value, known to the compiler: state [NR, H, F, V], NR and H dense."""
+    if state is None:
+        return {f"{name}_{axis}": 0 for axis in "HFV"}
+    assert state.stride(0) == state.shape[1] * state.stride(1) or state.shape[0] == 1
+    return dict(zip((f"{name}_H", f"{name}_F", f"{name}_V"), state.stride()[1:], strict=True))

@@ -32,15 +32,26 @@ def flat_tile(base, row, column, COUNT: tl.constexpr, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def load_state(base, row, column, sf, sv, F: tl.constexpr, WIDTH):
+def load_state(
+    base, row, column, SF: tl.constexpr, SV: tl.constexpr, F: tl.constexpr, WIDTH: tl.constexpr
+):
     mask = (row < F)[:, None] & (column < WIDTH)[None, :]
-    return tl.load(base + row[:, None] * sf + column[None, :] * sv, mask=mask, other=0.0)
+    return tl.load(base + row[:, None] * SF + column[None, :] * SV, mask=mask, other=0.0)
 
 
 @triton.jit
-def store_state(base, value, row, column, sf, sv, F: tl.constexpr, WIDTH):
+def store_state(
+    base,
+    value,
+    row,
+    column,
+    SF: tl.constexpr,
+    SV: tl.constexpr,
+    F: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
     mask = (row < F)[:, None] & (column < WIDTH)[None, :]
-    pointer = base + row[:, None] * sf + column[None, :] * sv
+    pointer = base + row[:, None] * SF + column[None, :] * SV
     tl.store(pointer, value.to(base.dtype.element_ty), mask=mask)
 
 
@@ -98,8 +109,9 @@ def walk_forward_kernel(
     x, left, right, mix, tail_mix, keep, push, tail_keep,
     memory, momentum, end_memory, end_momentum, border_memory, border_momentum, anchor,
     run_sequence, run_first, run_count, pair_start, first_chunk, last_chunk, length, past,
-    in_n, in_h, in_f, in_v, out_n, out_h, out_f, out_v,
     H: tl.constexpr, F: tl.constexpr, V: tl.constexpr, BF: tl.constexpr, BV: tl.constexpr,
+    IN_H: tl.constexpr, IN_F: tl.constexpr, IN_V: tl.constexpr,
+    OUT_H: tl.constexpr, OUT_F: tl.constexpr, OUT_V: tl.constexpr,
     BLOCKS: tl.constexpr, CHUNK: tl.constexpr, ROWS: tl.constexpr, OFF: tl.constexpr, HALO: tl.constexpr,
     FEEDBACK: tl.constexpr, WEIGHTED: tl.constexpr, MOMENTUM: tl.constexpr,
     PROBE: tl.constexpr, PRECISION: tl.constexpr,
@@ -125,9 +137,9 @@ def walk_forward_kernel(
         if MOMENTUM:
             s = tl.where((f[:, None] == unit[None, :] - F) & (f < F)[:, None], 1.0, 0.0)
     else:
-        m = load_state(memory + r * in_n + h * in_h, f, column, in_f, in_v, F, V)
+        m = load_state(memory + (r * H + h) * IN_H, f, column, IN_F, IN_V, F, V)
         if MOMENTUM:
-            s = load_state(momentum + r * in_n + h * in_h, f, column, in_f, in_v, F, V)
+            s = load_state(momentum + (r * H + h) * IN_H, f, column, IN_F, IN_V, F, V)
     for k in range(count):
         i = begin + k
         t0, row = (i - origin) * CHUNK, (i * H + h) * N
@@ -153,10 +165,10 @@ def walk_forward_kernel(
                 h, f, column, HALO, HALO, 0, H, F, V, N, FEEDBACK, WEIGHTED, MOMENTUM, PRECISION,
             )  # fmt: skip
         m, s = new_m, new_s
-    width = BLOCKS * BV if PROBE else V
-    store_state(end_memory + r * out_n + h * out_h, m, f, column, out_f, out_v, F, width)
+    WIDTH: tl.constexpr = BLOCKS * BV if PROBE else V
+    store_state(end_memory + (r * H + h) * OUT_H, m, f, column, OUT_F, OUT_V, F, WIDTH)
     if MOMENTUM:
-        store_state(end_momentum + r * out_n + h * out_h, s, f, column, out_f, out_v, F, width)
+        store_state(end_momentum + (r * H + h) * OUT_H, s, f, column, OUT_F, OUT_V, F, WIDTH)
 
 
 @triton.jit
@@ -164,8 +176,9 @@ def walk_backward_kernel(
     x, left, mix, tail_mix, keep, push, tail_keep, queries, q, dy,
     dend_memory, dend_momentum, dmemory, dmomentum, dborder_memory, dborder_momentum, danchor,
     run_sequence, run_first, run_count, start, pair_start, first_chunk, last_chunk, length, past,
-    in_n, in_h, in_f, in_v, out_n, out_h, out_f, out_v,
     H: tl.constexpr, F: tl.constexpr, V: tl.constexpr, BF: tl.constexpr, BV: tl.constexpr,
+    IN_H: tl.constexpr, IN_F: tl.constexpr, IN_V: tl.constexpr,
+    OUT_H: tl.constexpr, OUT_F: tl.constexpr, OUT_V: tl.constexpr,
     BLOCKS: tl.constexpr, CHUNK: tl.constexpr, ROWS: tl.constexpr, OFF: tl.constexpr, HALO: tl.constexpr,
     FEEDBACK: tl.constexpr, WEIGHTED: tl.constexpr, MOMENTUM: tl.constexpr, ANCHOR: tl.constexpr,
     PROBE: tl.constexpr, GIVEN: tl.constexpr, PRECISION: tl.constexpr,
@@ -186,9 +199,9 @@ def walk_backward_kernel(
     dm = tl.zeros([BF, BV], tl.float32)
     ds = tl.zeros([BF, BV], tl.float32)
     if GIVEN:
-        dm = load_state(dend_memory + r * in_n + h * in_h, f, column, in_f, in_v, F, V)
+        dm = load_state(dend_memory + (r * H + h) * IN_H, f, column, IN_F, IN_V, F, V)
         if MOMENTUM:
-            ds = load_state(dend_momentum + r * in_n + h * in_h, f, column, in_f, in_v, F, V)
+            ds = load_state(dend_momentum + (r * H + h) * IN_H, f, column, IN_F, IN_V, F, V)
     for k in range(count):
         i = begin + count - 1 - k
         t0, row = (i - origin) * CHUNK, (i * H + h) * N
@@ -223,9 +236,9 @@ def walk_backward_kernel(
         if ANCHOR:
             if i == last:
                 dm += load_state(danchor + (n * H + h) * F * V, f, column, 1, F, F, V)
-    store_state(dmemory + r * out_n + h * out_h, dm, f, column, out_f, out_v, F, V)
+    store_state(dmemory + (r * H + h) * OUT_H, dm, f, column, OUT_F, OUT_V, F, V)
     if MOMENTUM:
-        store_state(dmomentum + r * out_n + h * out_h, ds, f, column, out_f, out_v, F, V)
+        store_state(dmomentum + (r * H + h) * OUT_H, ds, f, column, OUT_F, OUT_V, F, V)
 
 
 @triton.jit
