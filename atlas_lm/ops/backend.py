@@ -10,6 +10,7 @@ from torch import Tensor
 
 log = logging.getLogger("atlas_lm")
 HALVES = (torch.bfloat16, torch.float16)
+PROVEN = 128  # features of a key up to which the kernels of many tokens were seen right on a device
 
 
 def why_not_triton(*tensors: Tensor) -> str | None:
@@ -25,6 +26,16 @@ def why_not_triton(*tensors: Tensor) -> str | None:
     if torch.compiler.is_compiling():
         return "torch.compile traces the parallel form"
     return None
+
+
+def unproven(features: int) -> str | None:
+    """Why kernels of many tokens are not taken unasked for so many features of a key; None: they are."""
+    if features <= PROVEN:
+        return None
+    return (
+        f"keys have {features} features, and beyond {PROVEN} Triton 3.6 compiled some kernels wrongly "
+        "(docs/kernels.md); ask for form='fused' to take them all the same"
+    )
 
 
 def interpreted() -> bool:

@@ -279,3 +279,14 @@ def test_real_sizes_on_the_device(rule):
         wanted = {"y": truth} | end.leaves()
         found, wanted = ({n: x.double() for n, x in side.items()} for side in (found, wanted))
         assert_near(found, wanted, tolerance)
+
+
+@pytest.mark.gpu
+@gpu
+def test_auto_takes_no_kernel_for_wide_keys(caplog, calls):
+    say_once.cache_clear()
+    wide = Polynomial(degree=2, project=16)  # 153 features
+    spec = presets.build("swla", heads=1, key_dim=16, value_dim=8, features=wide)
+    with caplog.at_level(logging.WARNING, logger="atlas_lm"):
+        once(spec, 20, "auto", dtype=torch.bfloat16, device="cuda")
+    assert calls == [] and "153 features" in caplog.records[0].message

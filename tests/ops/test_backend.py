@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from atlas_lm.ops import backend
-from atlas_lm.ops.backend import say_once, why_not_triton
+from atlas_lm.ops.backend import say_once, unproven, why_not_triton
 
 X = torch.zeros(2)
 
@@ -60,3 +60,8 @@ def test_a_reason_is_said_once(caplog):
             say_once(reason)
     assert [record.message for record in caplog.records] == ["one", "two"]
     say_once.cache_clear()
+
+
+def test_wide_keys_take_no_kernel_unasked():
+    assert unproven(128) is None
+    assert "keys have 129 features" in unproven(129) and "form='fused'" in unproven(129)

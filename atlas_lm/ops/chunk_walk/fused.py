@@ -28,8 +28,8 @@ from atlas_lm.ops.tiles import Tile, pick
 
 PROGRAMS = 256  # walk this many runs side by side, if there are chunks enough
 SHORTEST = 8  # chunks of a run
-# Measured, but for wide features (more than 128) and fp32, which are as they were found right: of the others
-# tried there, Triton 3.6 compiles some into wrong programs (docs/kernels.md).
+# Measured, but for wide features (more than 128) and fp32. Wide: of the tiles tried, Triton 3.6 compiles some
+# into wrong programs (docs/kernels.md); these were seen right, by descent with a window and the delta rule.
 TILES = {
     "walk_forward_kernel": Tile(64, 4, 2),
     "walk_forward_kernel momentum": Tile(32, 4, 2),

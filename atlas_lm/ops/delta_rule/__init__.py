@@ -4,7 +4,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from atlas_lm.ops.backend import say_once, why_not_triton
+from atlas_lm.ops.backend import say_once, unproven, why_not_triton
 from atlas_lm.ops.checks import check_shapes
 from atlas_lm.ops.delta_rule.parallel import delta_rule_parallel
 from atlas_lm.ops.delta_rule.reference import delta_rule_reference
@@ -52,6 +52,7 @@ def delta_rule(
     if form == "fused" and reason:
         raise ValueError(f"the fused delta rule cannot run: {reason}; pass form='auto'")
     if form == "auto":
+        reason = reason or unproven(q.shape[-1])
         if reason and q.is_cuda:
             say_once(f"delta_rule runs its parallel form: {reason}")
         form = "parallel" if reason else "fused"

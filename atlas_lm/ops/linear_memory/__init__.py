@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from atlas_lm.ops.backend import why_not_triton
+from atlas_lm.ops.backend import unproven, why_not_triton
 from atlas_lm.ops.checks import check_shapes
 from atlas_lm.ops.linear_memory.parallel import linear_memory_parallel
 from atlas_lm.ops.linear_memory.record import LinearState, Problem
@@ -104,7 +104,8 @@ def why_not_fused(problem: Problem) -> str | None:
 
 def _choose(problem: Problem, form: str) -> str:
     if form == "auto":
-        fits = problem.q.is_cuda and why_not_fused(problem) is None
+        reason = why_not_fused(problem) or unproven(problem.q.shape[-1])
+        fits = problem.q.is_cuda and reason is None
         return "fused" if fits else "parallel"
     if form not in FORMS:
         raise ValueError(f"form is {form!r}, wanted 'auto' or one of {', '.join(FORMS)}")
