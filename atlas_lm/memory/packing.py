@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from atlas_lm.ops.sequences import read_borders
+
 
 @dataclass(frozen=True)
 class Packing:
@@ -28,14 +30,9 @@ def pack(cu_seqlens: Tensor, batch: int, tokens: int) -> Packing:
     """Read the borders [N+1] = 0, end of the first sequence, ..., tokens."""
     if batch != 1:
         raise ValueError(f"with cu_seqlens the batch is {batch}, wanted 1; pack all rows into one")
+    read_borders(cu_seqlens, tokens)
     borders = cu_seqlens.to(torch.int64)
     lengths = borders.diff()
-    ends = borders.tolist() if borders.dim() == 1 else []
-    if len(ends) < 2 or ends[0] != 0 or ends[-1] != tokens or bool((lengths < 1).any()):
-        raise ValueError(
-            f"cu_seqlens is {ends or list(borders.shape)}, wanted rising borders 0, ..., {tokens}: one more "
-            "than there are sequences, none of them empty; cumulate the lengths from 0"
-        )
     place = torch.arange(int(lengths.max()), device=borders.device)
     valid = place < lengths.unsqueeze(1)
     source = torch.where(valid, borders[:-1].unsqueeze(1) + place, 0)

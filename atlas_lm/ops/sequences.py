@@ -82,17 +82,23 @@ def _even_rows(batch: int, tokens: int, chunk: int, device: torch.device, before
         )
 
 
+def read_borders(cu_seqlens: Tensor, tokens: int) -> list[int]:
+    """The borders [N+1] = 0, end of the first sequence, ..., tokens, read from the device and checked."""
+    ends = cu_seqlens.tolist() if cu_seqlens.dim() == 1 else []
+    if len(ends) < 2 or ends[0] != 0 or ends[-1] != tokens or ends != sorted(set(ends)):
+        raise ValueError(
+            f"cu_seqlens is {ends or list(cu_seqlens.shape)}, wanted rising borders 0, ..., {tokens}: one "
+            "more than there are sequences, none of them empty; cumulate the lengths from 0"
+        )
+    return ends
+
+
 def packed(cu_seqlens: Tensor, chunk: int, rows: int) -> Sequences:
     """Sequences end to end in one row of so many tokens; cu_seqlens: [N+1], their borders, which are read."""
+    ends = read_borders(cu_seqlens, rows)
     borders = cu_seqlens.to(torch.int64)
     length = borders.diff()
     chunks = (length + chunk - 1) // chunk
-    ends = borders.tolist()
-    if len(ends) < 2 or ends[0] != 0 or ends[-1] != rows or ends != sorted(set(ends)):
-        raise ValueError(
-            f"cu_seqlens is {ends}, wanted rising borders 0, ..., {rows}: one more than there are "
-            "sequences, none of them empty; cumulate the lengths from 0"
-        )
     counts = [-(-(b - a) // chunk) for a, b in itertools.pairwise(ends)]
     first = torch.nn.functional.pad(chunks.cumsum(0), (1, 0))
     number = torch.arange(len(counts), device=borders.device)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from atlas_lm.ops import backend
-from atlas_lm.ops.backend import say_once, unproven, why_not_triton
+from atlas_lm.ops.backend import choose, say_once, unproven, why_not_triton
 
 X = torch.zeros(2)
 
@@ -65,3 +65,41 @@ def test_a_reason_is_said_once(caplog):
 def test_wide_keys_take_no_kernel_unasked():
     assert unproven(128) is None
     assert "keys have 129 features" in unproven(129) and "form='fused'" in unproven(129)
+
+
+class OnDevice:
+    """All of a tensor that a choice looks at."""
+
+    def __init__(self, is_cuda):
+        self.is_cuda = is_cuda
+
+
+@pytest.mark.parametrize(
+    ("form", "cuda", "reason", "unasked", "chosen"),
+    [
+        ("auto", True, None, None, "fused"),
+        ("auto", False, None, None, "parallel"),
+        ("auto", True, "too wide", None, "parallel"),
+        ("auto", True, None, "never seen right", "parallel"),
+        ("fused", False, None, "never seen right", "fused"),
+        ("reference", True, None, None, "reference"),
+    ],
+)
+def test_which_form_runs(form, cuda, reason, unasked, chosen, caplog):
+    say_once.cache_clear()
+    forms = ("fused", "parallel", "reference")
+    for _ in range(2):
+        assert choose("op", form, forms, OnDevice(cuda), lambda: reason, unasked) == chosen
+    said = [record.message for record in caplog.records]
+    wanted = reason or unasked
+    assert said == ([f"op runs its parallel form: {wanted}"] if form == "auto" and wanted else [])
+    say_once.cache_clear()
+
+
+def test_a_form_that_cannot_run_is_refused():
+    with pytest.raises(
+        ValueError, match="op has no fused form here: too wide; use form='parallel'"
+    ):
+        choose("op", "fused", ("fused", "parallel"), X, lambda: "too wide")
+    with pytest.raises(ValueError, match="form is 'fast', wanted 'auto' or one of fused, parallel"):
+        choose("op", "fast", ("fused", "parallel"), X, lambda: None)

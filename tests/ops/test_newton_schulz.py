@@ -133,7 +133,7 @@ def test_unknown_schedules_are_refused(name, steps, words):
 
 
 def test_forms_are_refused_where_they_cannot_run():
-    with pytest.raises(ValueError, match="form is 'fast', wanted one of auto, parallel, fused"):
+    with pytest.raises(ValueError, match="form is 'fast', wanted 'auto' or one of parallel, fused"):
         newton_schulz(torch.eye(2), 5, form="fast")
     with pytest.raises(ValueError, match=r"no fused form here: .*fp64; use form='parallel'"):
         newton_schulz(draw((3, 4)), 5, form="fused")

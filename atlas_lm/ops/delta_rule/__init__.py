@@ -2,16 +2,18 @@
 
 from typing import Literal
 
+import torch
 from torch import Tensor
 
-from atlas_lm.ops.backend import say_once, unproven, why_not_triton
+from atlas_lm.ops.backend import choose, unproven, why_not_triton
 from atlas_lm.ops.checks import check_shapes
 from atlas_lm.ops.delta_rule.parallel import delta_rule_parallel
+from atlas_lm.ops.delta_rule.record import Problem
 from atlas_lm.ops.delta_rule.reference import delta_rule_reference
+from atlas_lm.ops.sequences import read_borders
 
-__all__ = ["delta_rule", "delta_rule_parallel", "delta_rule_reference", "why_not_fused"]
+__all__ = ["LONGEST", "delta_rule"]
 
-FORMS = ("auto", "reference", "parallel", "fused")
 WIDEST, LONGEST = 256, 4  # features and values, and window, that the kernels hold
 
 
@@ -40,46 +42,40 @@ def delta_rule(
     form: "reference", "parallel", "fused", or "auto": fused where it fits
     Returns y [B, T, H, V] in the dtype of q and the memory after the last token, [N, H, V, F] fp32.
 
-    >>> import torch
     >>> q, v, eta = torch.ones(1, 2, 1, 1), torch.tensor([3.0, 5.0]).view(1, 2, 1, 1), torch.ones(1, 2, 1)
     >>> delta_rule(q, q, v, eta, form="parallel")[0].flatten()
     tensor([3., 5.])
     """
-    if form not in FORMS:
-        raise ValueError(f"form is {form!r}, wanted one of {', '.join(FORMS)}")
-    _check(q, k, v, eta, log_alpha, gamma, memory, past, cu_seqlens)
-    reason = why_not_fused(q, k, v, gamma) if form in ("auto", "fused") else None
-    if form == "fused" and reason:
-        raise ValueError(f"the fused delta rule cannot run: {reason}; pass form='auto'")
-    if form == "auto":
-        reason = reason or unproven(q.shape[-1])
-        if reason and q.is_cuda:
-            say_once(f"delta_rule runs its parallel form: {reason}")
-        form = "parallel" if reason else "fused"
-    if form == "fused":
-        from atlas_lm.ops.delta_rule.fused import delta_rule_fused as run
-    else:
-        run = delta_rule_reference if form == "reference" else delta_rule_parallel
-    return run(
-        q, k, v, eta,
-        log_alpha=log_alpha, gamma=gamma, memory=memory, after_retention=after_retention,
-        past=past, cu_seqlens=cu_seqlens,
-    )  # fmt: skip
+    problem = _problem(q, k, v, eta, log_alpha, gamma, memory, after_retention, past, cu_seqlens)
+    chosen = choose(
+        "delta_rule", form, FORMS, q, lambda: why_not_fused(problem), unproven(q.shape[-1])
+    )
+    return FORMS[chosen](problem)
 
 
-def why_not_fused(q: Tensor, k: Tensor, v: Tensor, gamma: Tensor | None) -> str | None:
+def _fused(problem: Problem) -> tuple[Tensor, Tensor]:
+    from atlas_lm.ops.delta_rule.fused import delta_rule_fused
+
+    return delta_rule_fused(problem)
+
+
+FORMS = {"fused": _fused, "parallel": delta_rule_parallel, "reference": delta_rule_reference}
+
+
+def why_not_fused(problem: Problem) -> str | None:
     """Why the kernels cannot take these tensors; None: they can."""
-    window = 1 if gamma is None else gamma.shape[-1]
-    if window > LONGEST:
-        return f"the window is {window}, kernels hold at most {LONGEST}"
-    if max(q.shape[-1], v.shape[-1]) > WIDEST:
-        return f"keys have {q.shape[-1]} features and values {v.shape[-1]}, kernels hold {WIDEST}"
-    if len({x.dtype for x in (q, k, v)}) > 1:
-        return f"q, k, v are {q.dtype}, {k.dtype}, {v.dtype}, kernels take one dtype"
-    return why_not_triton(q, k, v)
+    p = problem
+    if p.window > LONGEST:
+        return f"the window is {p.window}, kernels hold at most {LONGEST}"
+    features, values = p.q.shape[-1], p.v.shape[-1]
+    if max(features, values) > WIDEST:
+        return f"keys have {features} features and values {values}, kernels hold {WIDEST}"
+    if len({x.dtype for x in (p.q, p.k, p.v)}) > 1:
+        return f"q, k, v are {p.q.dtype}, {p.k.dtype}, {p.v.dtype}, kernels take one dtype"
+    return why_not_triton(p.q, p.k, p.v)
 
 
-def _check(
+def _problem(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -87,20 +83,16 @@ def _check(
     log_alpha: Tensor | None,
     gamma: Tensor | None,
     memory: Tensor | None,
+    after_retention: bool,
     past: Tensor | None,
     cu_seqlens: Tensor | None,
-) -> None:
-    shapes = {"q": (q, "B T H F"), "k": (k, "B S H F"), "v": (v, "B S H V"), "eta": (eta, "B T H")}
-    if log_alpha is not None:
-        shapes["log_alpha"] = (log_alpha, "B T H")
-    if gamma is not None:
-        shapes["gamma"] = (gamma, "B T H C")
-    if past is not None:
-        shapes["past"] = (past, "B")
+) -> Problem:
+    rows = {"q": (q, "B T H F"), "k": (k, "B S H F"), "v": (v, "B S H V"), "eta": (eta, "B T H")}
+    gates = {"log_alpha": (log_alpha, "B T H"), "gamma": (gamma, "B T H C"), "past": (past, "B")}
+    states = {"memory": (memory, "N H V F")}
     count = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    sizes = check_shapes(shapes)
-    if memory is not None:
-        check_shapes({"memory": (memory, "N H V F")}, N=count, **sizes)
+    given = {n: (x, axes) for n, (x, axes) in (rows | gates | states).items() if x is not None}
+    sizes = check_shapes(given, N=count)
     before, window = sizes["S"] - sizes["T"], sizes.get("C", 1)
     if before not in (0, window - 1):
         raise ValueError(
@@ -113,9 +105,10 @@ def _check(
             "wanted 1 and 0; pack the sequences into one row"
         )
     if cu_seqlens is not None:
-        first, end = cu_seqlens[[0, -1]].tolist()
-        if (first, end) != (0, sizes["T"]):
-            raise ValueError(
-                f"cu_seqlens runs from {first} to {end}, wanted 0 to {sizes['T']}; "
-                "every token belongs to a sequence"
-            )
+        read_borders(cu_seqlens, sizes["T"])
+    inner = torch.promote_types(q.dtype, torch.float32)
+    if memory is None:
+        memory = q.new_zeros(count, sizes["H"], sizes["V"], sizes["F"], dtype=inner)
+    return Problem(
+        q, k, v, eta, log_alpha, gamma, memory.to(inner), after_retention, past, cu_seqlens
+    )

@@ -13,57 +13,45 @@ from torch.autograd.function import once_differentiable
 
 from atlas_lm.ops.chunk_walk.fused import Walk
 from atlas_lm.ops.chunk_weights import chunk_weights
+from atlas_lm.ops.delta_rule.record import Problem
 from atlas_lm.ops.delta_rule.solve import read_kernel, solve_kernel
 from atlas_lm.ops.delta_rule.tiles import TOKENS, Tiles
 from atlas_lm.ops.delta_rule.unsolve import halo_kernel, unsolve_kernel
 from atlas_lm.ops.sequences import Sequences, even_rows, packed
 
 
-def delta_rule_fused(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    eta: Tensor,
-    *,
-    log_alpha: Tensor | None = None,
-    gamma: Tensor | None = None,
-    memory: Tensor | None = None,
-    after_retention: bool = False,
-    past: Tensor | None = None,
-    cu_seqlens: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Shapes and meanings as in `delta_rule`."""
-    batch, tokens, heads, features = q.shape
-    window = 1 if gamma is None else gamma.shape[-1]
-    if gamma is not None and window == 1:
+def delta_rule_fused(problem: Problem) -> tuple[Tensor, Tensor]:
+    """`delta_rule` by Triton kernels."""
+    p = problem
+    batch, tokens, heads, _ = p.q.shape
+    eta, gamma = p.eta, p.gamma
+    if gamma is not None and p.window == 1:
         eta, gamma = eta * gamma.squeeze(-1), None
-    if cu_seqlens is None:
-        before = k.shape[1] - tokens
-        sequences = even_rows(batch, tokens, TOKENS[window], q.device, before=before, past=past)
+    size = TOKENS[p.window]
+    if p.cu_seqlens is None:
+        sequences = even_rows(batch, tokens, size, p.q.device, before=p.before, past=p.past)
     else:
-        sequences = packed(cu_seqlens, TOKENS[window], tokens)
-    if memory is None:
-        memory = q.new_zeros(sequences.count, heads, v.shape[-1], features, dtype=torch.float32)
+        sequences = packed(p.cu_seqlens, size, tokens)
     if sequences.chunks == 0:
-        return q.new_zeros(batch, tokens, heads, v.shape[-1]), memory.float()
-    with torch.cuda.device_of(q):  # kernels run on the current device
+        return p.q.new_zeros(batch, tokens, heads, p.v.shape[-1]), p.memory
+    with torch.cuda.device_of(p.q):  # kernels run on the current device
         weights = chunk_weights(
             _flat(eta).float(),
-            None if log_alpha is None else _flat(log_alpha).float(),
+            None if p.log_alpha is None else _flat(p.log_alpha).float(),
             None,
             None,
             sequences,
         )
         y, memory = _DeltaRule.apply(
-            _flat(q),
-            _flat(k),
-            _flat(v),
+            _flat(p.q),
+            _flat(p.k),
+            _flat(p.v),
             None if gamma is None else _flat(gamma).float(),
             weights.mix,
             weights.keep,
-            memory.float(),
+            p.memory,
             sequences,
-            after_retention or log_alpha is None,
+            p.after_retention or p.log_alpha is None,
         )
     return y.view(batch, tokens, heads, -1), memory
 

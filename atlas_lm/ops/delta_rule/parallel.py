@@ -10,52 +10,36 @@ import torch
 from torch import Tensor
 
 from atlas_lm.ops.decay_scan import decay_scan
-from atlas_lm.ops.delta_rule.apart import each_sequence
+from atlas_lm.ops.delta_rule.record import Problem, each_sequence
 from atlas_lm.ops.triangular_solve import triangular_solve
 
 ROWS = 64  # unknown errors per tile, about
 
 
-def delta_rule_parallel(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    eta: Tensor,
-    *,
-    log_alpha: Tensor | None = None,
-    gamma: Tensor | None = None,
-    memory: Tensor | None = None,
-    after_retention: bool = False,
-    past: Tensor | None = None,
-    cu_seqlens: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Shapes and meanings as in `delta_rule`."""
-    if cu_seqlens is not None:
-        gates = {"log_alpha": log_alpha, "gamma": gamma}
-        return each_sequence(
-            delta_rule_parallel, cu_seqlens, (q, k, v, eta), gates, memory, after_retention
-        )
-    batch, tokens, heads, features = q.shape
-    wide = torch.promote_types(q.dtype, torch.float32)
-    size = 1 if gamma is None else gamma.shape[-1]
-    windows = _windows(k.shape[1] - tokens, tokens, size, k.device)
-    there = (windows.relative >= -(k.shape[1] - tokens)).expand(batch, -1, -1)  # [B, T, c]
-    if past is not None:
-        there = there & (windows.relative >= -past[:, None, None])
-    weight = eta.new_ones(1) if gamma is None else gamma
+@each_sequence
+def delta_rule_parallel(problem: Problem) -> tuple[Tensor, Tensor]:
+    """`delta_rule` without kernels."""
+    p, memory = problem, problem.memory
+    batch, tokens = p.q.shape[:2]
+    wide = torch.promote_types(p.q.dtype, torch.float32)
+    windows = _windows(p.before, tokens, p.window, p.k.device)
+    there = (windows.relative >= -p.before).expand(batch, -1, -1)  # [B, T, c]
+    if p.past is not None:
+        there = there & (windows.relative >= -p.past[:, None, None])
+    weight = p.eta.new_ones(1) if p.gamma is None else p.gamma
     gamma = torch.where(there.unsqueeze(2), weight.to(wide), 0.0).transpose(1, 2)  # [B, H, T, c]
-    eta = eta.to(wide).transpose(1, 2)
-    log_alpha = torch.zeros_like(eta) if log_alpha is None else log_alpha.to(wide).transpose(1, 2)
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    if memory is None:
-        memory = q.new_zeros(batch, heads, v.shape[-1], features, dtype=wide)
-    reads, step = [v[:, :, :0]], max(1, ROWS // size)
+    eta = p.eta.to(wide).transpose(1, 2)
+    log_alpha = torch.zeros_like(eta)
+    if p.log_alpha is not None:
+        log_alpha = p.log_alpha.to(wide).transpose(1, 2)
+    q, k, v = (x.transpose(1, 2) for x in (p.q, p.k, p.v))
+    reads, step = [v[:, :, :0]], max(1, ROWS // p.window)
     for first in range(0, tokens, step):
         part = slice(first, first + step)
         rows = windows.place[part].flatten()
         tile = _Tile(q[:, :, part], k[:, :, rows], v[:, :, rows], gamma[:, :, part].flatten(2))
         y, memory = tile.pass_through(
-            memory.to(wide), eta[..., part], log_alpha[..., part], after_retention
+            memory, eta[..., part], log_alpha[..., part], p.after_retention
         )
         reads.append(y)
     return torch.cat(reads, dim=2).transpose(1, 2), memory

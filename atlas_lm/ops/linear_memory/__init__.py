@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from atlas_lm.ops.backend import unproven, why_not_triton
+from atlas_lm.ops.backend import choose, unproven, why_not_triton
 from atlas_lm.ops.checks import check_shapes
 from atlas_lm.ops.linear_memory.parallel import linear_memory_parallel
 from atlas_lm.ops.linear_memory.record import LinearState, Problem
@@ -64,7 +64,10 @@ def linear_memory(
         q, k, v, eta, log_alpha, theta, gamma, memory, momentum, chunk, objective, past, length,
         cu_seqlens, keep,
     )  # fmt: skip
-    y, state = FORMS[_choose(problem, form)](problem)
+    chosen = choose(
+        "linear_memory", form, FORMS, q, lambda: why_not_fused(problem), unproven(q.shape[-1])
+    )
+    y, state = FORMS[chosen](problem)
     return y.view(*q.shape[:3], v.shape[-1]), state
 
 
@@ -100,19 +103,6 @@ def why_not_fused(problem: Problem) -> str | None:
     p = problem
     sizes = why_not_sizes(p.sequences.chunk, p.window, p.q.shape[-1], p.v.shape[-1])
     return sizes or why_not_triton(p.q, p.k, p.v)
-
-
-def _choose(problem: Problem, form: str) -> str:
-    if form == "auto":
-        reason = why_not_fused(problem) or unproven(problem.q.shape[-1])
-        fits = problem.q.is_cuda and reason is None
-        return "fused" if fits else "parallel"
-    if form not in FORMS:
-        raise ValueError(f"form is {form!r}, wanted 'auto' or one of {', '.join(FORMS)}")
-    reason = why_not_fused(problem) if form == "fused" else None
-    if reason is not None:
-        raise ValueError(f"linear_memory has no fused form here: {reason}; use form='parallel'")
-    return form
 
 
 def _problem(

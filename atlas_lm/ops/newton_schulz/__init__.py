@@ -4,7 +4,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from atlas_lm.ops.backend import say_once, why_not_triton
+from atlas_lm.ops.backend import choose, why_not_triton
 from atlas_lm.ops.newton_schulz.parallel import newton_schulz_parallel
 from atlas_lm.ops.newton_schulz.reference import newton_schulz_reference
 from atlas_lm.ops.newton_schulz.schedules import SCHEDULES, schedule
@@ -17,7 +17,7 @@ __all__ = [
     "schedule",
 ]
 
-FORMS = ("auto", "parallel", "fused")
+FORMS = ("parallel", "fused")
 
 
 def newton_schulz(
@@ -41,26 +41,18 @@ def newton_schulz(
     tensor([[1., 0.],
             [0., 1.]])
     """
-    if form not in FORMS:
-        raise ValueError(f"form is {form!r}, wanted one of {', '.join(FORMS)}")
-    if _fused(matrix, form):
+    chosen = choose("newton_schulz", form, FORMS, matrix, lambda: _why_not_fused(matrix))
+    if chosen == "fused":
         from atlas_lm.ops.newton_schulz.fused import newton_schulz_fused
 
         return newton_schulz_fused(matrix, steps, name=name, eps=eps)
     return newton_schulz_parallel(matrix, steps, name=name, eps=eps)
 
 
-def _fused(matrix: Tensor, form: str) -> bool:
-    """Whether the kernels run; raises where they were asked for and cannot."""
-    if form == "parallel" or (form == "auto" and not matrix.is_cuda):
-        return False
+def _why_not_fused(matrix: Tensor) -> str | None:
     reason = why_not_triton(matrix)
     if reason is None:
         from atlas_lm.ops.newton_schulz.fused import declines
 
         reason = declines(matrix)
-        if reason is not None and form == "auto":
-            say_once(f"newton_schulz runs its parallel form: {reason}")
-    if reason is not None and form == "fused":
-        raise ValueError(f"newton_schulz has no fused form here: {reason}; use form='parallel'")
-    return reason is None
+    return reason

@@ -182,7 +182,7 @@ def _padded(size: int) -> int:
 
 def _programs(device: torch.device, config: Config) -> int:
     """How many programs of the backward run at once: registers of a multiprocessor hold eight warps."""
-    if interpreted():
+    if device.type != "cuda":  # interpreted or emulated
         return 2
     return torch.cuda.get_device_properties(device).multi_processor_count * 8 // config.warps
 
