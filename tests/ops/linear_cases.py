@@ -9,6 +9,7 @@ import torch
 
 from atlas_lm.ops.linear_memory import linear_memory
 from tests.builders import gradients, leaf, seeded
+from tests.ops.judging import assert_within_twice
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HALVES = ("q", "k", "v")  # inputs in the dtype of the case; gates and states are fp32
@@ -113,26 +114,8 @@ def truth(case):
     return run(case, "reference", draw(case), torch.float64)
 
 
-def distance(got, wanted):
-    """Relative Frobenius norm of the difference."""
-    scale = wanted.norm().clamp_min(1e-30)
-    return ((got.double() - wanted.double()).norm() / scale).item()
-
-
-def assert_near(got, wanted, tolerance):
-    assert got.keys() == wanted.keys()
-    for name in wanted:
-        assert got[name].isfinite().all(), f"{name} is not finite"
-        error = distance(got[name], wanted[name])
-        assert error <= tolerance, f"{name}: off by {error:.1e}, allowed {tolerance:.0e}"
-
-
 def assert_twice_plain(case, dtype, wanted, slack=None):
     """Every error at most twice that of the plain form in the same dtype. Returns the fused results."""
     plain, fused = (run(case, form, draw(case, dtype), dtype) for form in ("parallel", "fused"))
-    assert fused.keys() == wanted.keys()
-    for name in wanted:
-        error, allowed = distance(fused[name], wanted[name]), distance(plain[name], wanted[name])
-        bound = 2 * allowed + (SLACK[dtype] if slack is None else slack)
-        assert error <= bound, f"{name}: off by {error:.1e}, plain {allowed:.1e}"
+    assert_within_twice(fused, plain, wanted, SLACK[dtype] if slack is None else slack)
     return fused

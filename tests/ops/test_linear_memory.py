@@ -9,13 +9,12 @@ import torch
 
 from atlas_lm.ops.linear_memory import linear_memory
 from tests.builders import gradients, leaf
+from tests.ops.judging import assert_near, distance
 from tests.ops.linear_cases import (
     DEVICE,
     HALVES,
     Case,
-    assert_near,
     assert_twice_plain,
-    distance,
     draw,
     named,
     run,

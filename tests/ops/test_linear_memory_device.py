@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from atlas_lm.ops.linear_memory import linear_memory
+from tests.ops.judging import distance
 from tests.ops.linear_cases import (
     Case,
     assert_twice_plain,
-    distance,
     draw,
     named,
     run,
