@@ -64,6 +64,17 @@ class Walked:
 
 
 @dataclass(frozen=True, eq=False)
+class WalkedBack:
+    """What is asked: of the state after each chunk, of the initial one, and of what moved it."""
+
+    borders: list[Tensor | None]  # memory and momentum, [NC, H, F, V] in the inputs' dtype
+    starts: list[Tensor | None]  # [N, H, V, F] fp32
+    keep: Tensor  # [NC, H] fp32, of each chunk's last keep, by the way through the state
+    push: Tensor | None  # [NC, H], of its last push
+    tail_keep: Tensor | None  # [NC, H]
+
+
+@dataclass(frozen=True, eq=False)
 class Walk:
     """All that moves a state from border to border; see `kernels` for the formula."""
 
@@ -107,21 +118,21 @@ class Walk:
         dy: Tensor,
         dstate: Sequence[Tensor | None],
         danchor: Tensor | None,
-    ) -> tuple[list[Tensor | None], list[Tensor | None]]:
-        """What is asked of the state after each chunk [NC, H, F, V], and of the initial one [N, H, V, F].
-
-        queries: [rows, H, F] effective queries   q: [rows, H, F], read with the momentum
+        borders: Sequence[Tensor | None],
+    ) -> WalkedBack:
+        """queries: [rows, H, F] effective queries   q: [rows, H, F], read with the momentum
         dstate: gradients of final memory and momentum, None: zero   danchor: of the anchor, or None
+        borders: memory and momentum before each chunk, as `forward` found them
         """
         runs = self._runs()
         given = (queries, q, dy, danchor)
         if runs.each == 1:
-            return self._ends(self._walk_back(runs, [_transposed(s) for s in dstate], given))
+            return self._walk_back(runs, [_transposed(s) for s in dstate], given, borders)
         assert transition is not None
-        _, asked = self._walk_back(runs, None, given, probe=True)
+        asked = self._launch_backward(runs, None, given, [None] * 7, probe=True)
         asked = asked.flatten(0, 1).unflatten(0, (runs.each, -1))
         states = self._join(transition.mT, asked, dstate, back=True)
-        return self._ends(self._walk_back(runs, self._part(states), given))
+        return self._walk_back(runs, self._part(states), given, borders)
 
     def _walk(self, runs: Runs, starts: list[Tensor | None], transition: Tensor | None) -> Walked:
         h, f, v = self._widths()
@@ -192,37 +203,52 @@ class Walk:
     def _walk_back(
         self,
         runs: Runs,
+        dends: list[Tensor | None],
+        given: tuple[Tensor, Tensor | None, Tensor, Tensor | None],
+        borders: Sequence[Tensor | None],
+    ) -> WalkedBack:
+        h, f, v = self._widths()
+        chunks, pair = self.sequences.chunks, range(self._parts)
+        asked = _two([self.x.new_empty(chunks, h, f, v) for _ in pair])
+        blocks = -(-v // self._tile("walk_backward_kernel")["BV"])
+        shape = (chunks, h, blocks, f)
+        moved = [self.x.new_empty(shape, dtype=torch.float32) for _ in range(2 * self._parts - 1)]
+        out = [*asked, *borders, *moved, *[None] * (3 - len(moved))]
+        begins = self._launch_backward(runs, dends, given, out, probe=False)
+        first = self._part(begins[: self.sequences.count])  # the first run of each sequence
+        keep, push, tail_keep = [*(x.sum((2, 3)) for x in moved), None, None][:3]
+        assert keep is not None
+        starts = [None if d is None else d.mT for d in first]
+        return WalkedBack(asked, starts, keep, push, tail_keep)
+
+    def _launch_backward(
+        self,
+        runs: Runs,
         dends: list[Tensor | None] | None,
         given: tuple[Tensor, Tensor | None, Tensor, Tensor | None],
-        probe: bool = False,
-    ) -> tuple[list[Tensor | None], Tensor]:
-        """Of each chunk [NC, H, F, V], and of each run's begin, memory above momentum [NR, H, F or 2F, V]."""
+        out: Sequence[Tensor | None],
+        *,
+        probe: bool,
+    ) -> Tensor:
+        """What is asked of each run's begin, memory above momentum [NR, H, F or 2F, V].
+
+        out: filled with what is asked of each chunk's state (2); read: the borders (2); filled: sums (3)"""
         h, f, v = self._widths()
         tile, s = self._tile("walk_backward_kernel"), self.sequences
         queries, q, dy, danchor = given
-        count = 0 if probe else self._parts
-        borders = _two([self.x.new_empty(s.chunks, h, f, v) for _ in range(count)])
-        shape = (runs.sequence.shape[0], h, f * self._parts, v)
-        found = self.x.new_empty(shape, dtype=torch.float32)
+        number = runs.sequence.shape[0]
+        found = self.x.new_empty(number, h, f * self._parts, v, dtype=torch.float32)
         first = None if dends is None else dends[0]
         blocks = -(-v // tile["BV"])
-        walk_backward_kernel[(blocks * h * shape[0],)](
+        walk_backward_kernel[(blocks * h * number,)](
             self.x, self.left, *self._weights(), queries, q, dy, *(dends or [None, None]),
-            *_two(list(found.split(f, dim=2))), *borders, danchor,
+            *_two(list(found.split(f, dim=2))), *out[:2], danchor, *out[2:],
             runs.sequence, runs.first, runs.count,
             s.start, s.pair_start, s.first_chunk, s.last_chunk, s.length, s.past,
             H=h, F=f, V=v, **_strides("IN", first), **_strides("OUT", found), BLOCKS=blocks,
             **tile, **self._kind(), PROBE=probe, GIVEN=first is not None, ANCHOR=danchor is not None,
         )  # fmt: skip
-        return borders, found
-
-    def _ends(
-        self, found: tuple[list[Tensor | None], Tensor]
-    ) -> tuple[list[Tensor | None], list[Tensor | None]]:
-        """Of the first run of each sequence alone, untransposed [N, H, V, F]."""
-        borders, begins = found
-        first = begins[: self.sequences.count]
-        return borders, [None if d is None else d.mT for d in self._part(first)]
+        return found
 
     def _runs(self) -> Runs:
         s = self.sequences

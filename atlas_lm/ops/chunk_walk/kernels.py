@@ -70,9 +70,10 @@ def tile_forward(
     else:
         values = flat_tile(right, row + PLACE, column, COUNT, V)
         lefts = flat_tile(left, row + PLACE, f, COUNT, F)
-    error = -values.to(tl.float32)
-    if FEEDBACK:
-        error += tl.dot(lefts, m, input_precision=PRECISION)
+    if FEEDBACK:  # not values first: products added to them one by one would round at their size
+        error = tl.dot(lefts, m, input_precision=PRECISION) - values
+    else:
+        error = -values.to(tl.float32)
     if MOMENTUM:
         u = tl.load(tail_mix + row + PLACE + tl.arange(0, COUNT))
         pushed = (error * u[:, None]).to(tile.dtype)
@@ -175,6 +176,7 @@ def walk_forward_kernel(
 def walk_backward_kernel(
     x, left, mix, tail_mix, keep, push, tail_keep, queries, q, dy,
     dend_memory, dend_momentum, dmemory, dmomentum, dborder_memory, dborder_momentum, danchor,
+    border_memory, border_momentum, dkeep, dpush, dtail_keep,
     run_sequence, run_first, run_count, start, pair_start, first_chunk, last_chunk, length, past,
     H: tl.constexpr, F: tl.constexpr, V: tl.constexpr, BF: tl.constexpr, BV: tl.constexpr,
     IN_H: tl.constexpr, IN_F: tl.constexpr, IN_V: tl.constexpr,
@@ -186,6 +188,8 @@ def walk_backward_kernel(
     """Walk one run of chunks from its end, storing what the future asks of the state after each.
 
     queries: the effective queries Qe, y = Qe M^T + (push q) S^T + terms without a state.
+    border_memory, border_momentum: the state before each chunk, which gives dkeep, dpush, dtail_keep, of a
+    chunk's last keep, last push and tail_keep: [NC, H, BLOCKS, F], to be summed over blocks and features.
     GIVEN: start from what is asked of the run's end, else from zero; PROBE: store only its begin."""
     block, h = tl.program_id(0) % BLOCKS, tl.program_id(0) // BLOCKS % H
     r = tl.program_id(0).to(tl.int64) // (BLOCKS * H)
@@ -202,6 +206,11 @@ def walk_backward_kernel(
         dm = load_state(dend_memory + (r * H + h) * IN_H, f, column, IN_F, IN_V, F, V)
         if MOMENTUM:
             ds = load_state(dend_momentum + (r * H + h) * IN_H, f, column, IN_F, IN_V, F, V)
+    if not PROBE:
+        before = (tl.where(count > 0, begin + count - 1, 0) * H + h) * F * V
+        m = load_state(border_memory + before, f, column, V, 1, F, V)
+        if MOMENTUM:
+            s = load_state(border_momentum + before, f, column, V, 1, F, V)
     for k in range(count):
         i = begin + count - 1 - k
         t0, row = (i - origin) * CHUNK, (i * H + h) * N
@@ -210,6 +219,16 @@ def walk_backward_kernel(
             store_state(dborder_memory + (i * H + h) * F * V, dm, f, column, V, 1, F, V)
             if MOMENTUM:
                 store_state(dborder_momentum + (i * H + h) * F * V, ds, f, column, V, 1, F, V)
+            part = ((i * H + h) * BLOCKS + block) * F
+            tl.store(dkeep + part + f, tl.sum(dm * m, axis=1), mask=f < F)
+            if MOMENTUM:
+                tl.store(dpush + part + f, tl.sum(dm * s, axis=1), mask=f < F)
+                tl.store(dtail_keep + part + f, tl.sum(ds * s, axis=1), mask=f < F)
+            # the states of the next round are on their way while this one is reckoned
+            before = (tl.maximum(i - 1, 0) * H + h) * F * V
+            m = load_state(border_memory + before, f, column, V, 1, F, V)
+            if MOMENTUM:
+                s = load_state(border_momentum + before, f, column, V, 1, F, V)
         narrow_m = dm.to(x.dtype.element_ty)
         narrow_s = ds.to(x.dtype.element_ty)
         dy_tile = pair_tile(dy, token, t0, 0, end, h, column, CHUNK, H, V)

@@ -97,7 +97,7 @@ class _DeltaRule(torch.autograd.Function):
         q, k, v, gamma, mix, keep, left, queries, inverse, borders, transition = ctx.saved_tensors
         s, dy = tiles.sequences, dy.contiguous()
         walk = Walk(s, k, v, keep, tiles.halo, left)  # v: its width alone
-        asked, found = walk.backward(transition, queries, None, dy, [dmemory, None], None)
+        back = walk.backward(transition, queries, None, dy, [dmemory, None], None, [borders, None])
         spare = k.shape[0] - q.shape[0]  # pairs before first tokens, some of which may not exist
         dq, dk, dv = _rows(s, q), _rows(s, k, spare), _rows(s, v, spare)
         dgamma = None if gamma is None else _rows(s, gamma)
@@ -105,12 +105,12 @@ class _DeltaRule(torch.autograd.Function):
         dmix, dkeep = torch.empty_like(mix), tiles.new(blocks, s.chunk, dtype=torch.float32)
         halo = [tiles.new(tiles.window - 1, x.shape[-1]) for x in (k, v)]
         tiles.launch(
-            unsolve_kernel, q, k, v, gamma, mix, keep, inverse, borders, dy, asked[0],
+            unsolve_kernel, q, k, v, gamma, mix, keep, inverse, borders, dy, back.borders[0], back.keep,
             dq, dk, dv, dmix, dkeep, dgamma, *halo, split=blocks,
         )  # fmt: skip
         if tiles.window > 1:
             tiles.launch(halo_kernel, dk, dv, *halo)
-        return dq, dk, dv, dgamma, dmix, dkeep.sum(2), found[0], None, None
+        return dq, dk, dv, dgamma, dmix, dkeep.sum(2), back.starts[0], None, None
 
 
 def _flat(x: Tensor) -> Tensor:

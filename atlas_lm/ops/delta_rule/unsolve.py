@@ -77,7 +77,7 @@ def slope_gates(
 
 @triton.jit
 def unsolve_kernel(
-    q, k, v, gamma, mix, keep, inverse, borders, dy, dborders,
+    q, k, v, gamma, mix, keep, inverse, borders, dy, dborders, dkeep_last,
     dq, dk, dv, dmix, dkeep, dgamma, halo_k, halo_v,
     start, pair_start, length, past, first_chunk, sequence,
     H: tl.constexpr, F: tl.constexpr, V: tl.constexpr, BF: tl.constexpr, BV: tl.constexpr,
@@ -85,7 +85,8 @@ def unsolve_kernel(
     PAIRS: tl.constexpr, AFTER: tl.constexpr, PRECISION: tl.constexpr, SHARP: tl.constexpr,
 ):  # fmt: skip
     """All gradients of a tile, those of q and k for one block of features. borders: M before the tile,
-    dborders: the gradient of M', both [NC, H, F, V]; dkeep: [NC, H, blocks, CHUNK], to be summed.
+    dborders: the gradient of M', both [NC, H, F, V]; dkeep_last: [NC, H], of the last keep, through M';
+    dkeep: [NC, H, blocks, CHUNK], to be summed.
     What does not depend on the block is stored by every block alike. Registers are short: four warps
     hold what the value blocks add up to and little else, so some products are made twice."""
     i, h = tl.program_id(0).to(tl.int64) // H, tl.program_id(0) % H
@@ -176,17 +177,15 @@ def unsolve_kernel(
         dk, halo_k, dpairs, of_pair, pair0, at, m, tokens, mine, H, h, F, CHUNK, HALO, C, PRECISION
     )
     dreads = tl.zeros([CHUNK, BF], tl.float32)
-    ddecay = tl.zeros([BF], tl.float32)
     for block in range((V + BV - 1) // BV):
         column = block * BV + tl.arange(0, BV)
         memory = load_rows(borders, at * F, mine, mine < F, column, 1, 0, V)
-        dmemory = load_rows(dborders, at * F, mine, mine < F, column, 1, 0, V)
         out = load_rows(dy, row0, token, valid, column, H, h, V)
         dreads = tl.dot(out, tl.trans(memory), dreads, input_precision=PRECISION)
-        ddecay += tl.sum(memory.to(tl.float32) * dmemory.to(tl.float32), 1)
     dkept = tl.sum(dreads * reads.to(tl.float32), 1)
-    dkept += tl.where(token == CHUNK - 1, tl.sum(ddecay), 0.0)
-    dkept += tl.sum(tl.where(seen_at & (tl.program_id(1) == 0), dp[None, :], 0.0), 1)
+    if tl.program_id(1) == 0:  # what does not depend on the block counts once
+        dkept += tl.where(token == CHUNK - 1, tl.load(dkeep_last + at), 0.0)
+        dkept += tl.sum(tl.where(seen_at, dp[None, :], 0.0), 1)
     tl.store(dkeep + (at * NF + tl.program_id(1)) * CHUNK + token, dkept)
     dreads *= tl.load(keep + token)[:, None]
     dreads = tl.dot(dcross, x, dreads, input_precision=PRECISION)

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from atlas_lm.ops.backend import HALVES
-from atlas_lm.ops.chunk_walk.fused import Walk
+from atlas_lm.ops.chunk_walk.fused import Walk, WalkedBack
 from atlas_lm.ops.chunk_weights import ChunkWeights, chunk_weights
 from atlas_lm.ops.linear_memory.kernels import (
     forward_kernel,
@@ -25,7 +25,7 @@ TILES = {
     "forward_kernel wide": Tile(64, 8, 1),
     "forward_kernel fp32": Tile(32, 16, 1),
     "writes_backward_kernel": Tile(64, 4, 2),
-    "writes_backward_kernel momentum": Tile(128, 8, 1),
+    "writes_backward_kernel momentum": Tile(32, 4, 2),
     "writes_backward_kernel wide": Tile(64, 8, 1),
     "writes_backward_kernel fp32": Tile(32, 16, 1),
     "reads_backward_kernel": Tile(64, 4, 2),
@@ -87,11 +87,10 @@ class _LinearMemory(torch.autograd.Function):
         dy = torch.zeros_like(v[: q.shape[0]]) if dy is None else dy.contiguous()
         dmemory, danchor, *dmomentum = dstate
         dends = _filled([dmemory, *dmomentum])
-        asked, dstart = walk.backward(
-            transition, queries, q, dy, dends, None if danchor is None else danchor.contiguous()
-        )
-        dq, dk, dv, dweights = _chunks_backward(walk, q, k, v, weights, borders, asked, dy)
-        return dq, dk, dv, *dweights, *dstart, *[None] * 4
+        danchor = None if danchor is None else danchor.contiguous()
+        back = walk.backward(transition, queries, q, dy, dends, danchor, borders)
+        dq, dk, dv, dweights = _chunks_backward(walk, q, k, v, weights, borders, back, dy)
+        return dq, dk, dv, *dweights, *back.starts, *[None] * 4
 
 
 def _chunks_backward(
@@ -101,7 +100,7 @@ def _chunks_backward(
     v: Tensor,
     weights: ChunkWeights,
     borders: Any,
-    asked: Any,
+    back: WalkedBack,
     dy: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor | None]]:
     s, edge = walk.sequences, walk.halo
@@ -109,18 +108,17 @@ def _chunks_backward(
     dq = torch.empty_like(q) if s.full else torch.zeros_like(q)
     dk, dv = (torch.empty_like(x) if covered else torch.zeros_like(x) for x in (k, v))
     halos = [x.new_empty(s.chunks, x.shape[1], edge, x.shape[2]) for x in (k, v)]
-    dweights = [None if w is None else torch.empty_like(w) for w in weights]
-    dmix, dkeep, dpush, dtail_mix, dtail_keep = dweights
+    dmix, dkeep, dpush, dtail_mix = (
+        None if w is None else torch.empty_like(w) for w in weights[:4]
+    )
     dend = torch.empty_like(weights.mix[:, :, 0])
-    ddecay, dpush_last = torch.empty_like(dend[:, :, 0]), torch.empty_like(dend[:, :, 0])
     _launch(
         writes_backward_kernel, walk, q, v,
-        (k, v, weights.mix, weights.tail_mix, *borders, *asked, dk, dv, *halos,
-         dend, dtail_mix, ddecay, dpush_last, dtail_keep),
+        (k, v, weights.mix, weights.tail_mix, borders[0], *back.borders, dk, dv, *halos, dend, dtail_mix),
     )  # fmt: skip
     _launch(
         reads_backward_kernel, walk, q, v,
-        (q, k, v, weights.mix, weights.keep, weights.push, *borders, dy, dend, ddecay, dpush_last,
+        (q, k, v, weights.mix, weights.keep, weights.push, *borders, dy, dend, back.keep, back.push,
          dq, dk, dv, *halos, dmix, dkeep, dpush),
     )  # fmt: skip
     if edge:
@@ -130,7 +128,7 @@ def _chunks_backward(
                 H=q.shape[1], WIDTH=grad.shape[2], BLOCK=triton.next_power_of_2(grad.shape[2]),
                 CHUNK=s.chunk, EDGE=edge,
             )  # fmt: skip
-    return dq, dk, dv, dweights
+    return dq, dk, dv, [dmix, dkeep, dpush, dtail_mix, back.tail_keep]
 
 
 def _walk(

@@ -103,10 +103,12 @@ def pairs_backward(
     for block in range((V + BV - 1) // BV):
         column = block * BV + tl.arange(0, BV)
         dm = load_state(dborders, f, column, V, 1, F, V)
-        error = -pair_tile(v, first, offset, oldest, end, h, column, COUNT, H, V).to(tl.float32)
+        values = pair_tile(v, first, offset, oldest, end, h, column, COUNT, H, V)
         if FEEDBACK:
             m = load_state(borders, f, column, V, 1, F, V)
-            error += tl.dot(tile, m, input_precision=PRECISION)
+            error = tl.dot(tile, m, input_precision=PRECISION) - values
+        else:
+            error = -values.to(tl.float32)
         asked = tl.dot(tile, dm, input_precision=PRECISION)
         dw -= tl.sum(error * asked, axis=1)
         asked *= w[:, None]
@@ -128,8 +130,8 @@ def pairs_backward(
 
 @triton.jit
 def writes_backward_kernel(
-    x, v, mix, tail_mix, borders, momentum_borders, dborders, dmomentum_borders,
-    dx, dv, dx_halo, dv_halo, dend, dtail_mix, ddecay, dpush_last, dtail_keep,
+    x, v, mix, tail_mix, borders, dborders, dmomentum_borders,
+    dx, dv, dx_halo, dv_halo, dend, dtail_mix,
     start, pair_start, length, past, first_chunk, sequence,
     H: tl.constexpr, F: tl.constexpr, V: tl.constexpr, BF: tl.constexpr, BV: tl.constexpr,
     CHUNK: tl.constexpr, HALO: tl.constexpr,
@@ -175,22 +177,6 @@ def writes_backward_kernel(
         tl.store(dend + row + r, dw)
         if MOMENTUM:
             tl.store(dtail_mix + row + r, du)
-    of_decay, of_push, of_carry = 0.0, 0.0, 0.0
-    f = tl.arange(0, BF)
-    for block in range((V + BV - 1) // BV):
-        column = block * BV + tl.arange(0, BV)
-        dm = load_state(dborders + state, f, column, V, 1, F, V).to(tl.float32)
-        of_decay += tl.sum(dm * load_state(borders + state, f, column, V, 1, F, V))
-        if MOMENTUM:
-            s = load_state(momentum_borders + state, f, column, V, 1, F, V)
-            of_push += tl.sum(dm * s)
-            of_carry += tl.sum(
-                load_state(dmomentum_borders, f, column, V, 1, F, V).to(tl.float32) * s
-            )
-    tl.store(ddecay + i * H + h, of_decay)
-    if MOMENTUM:
-        tl.store(dpush_last + i * H + h, of_push)
-        tl.store(dtail_keep + i * H + h, of_carry)
 
 
 @triton.jit
@@ -242,7 +228,7 @@ def add_values(
 
 @triton.jit
 def reads_backward_kernel(
-    q, x, v, mix, keep, push, borders, momentum_borders, dy, dend, ddecay, dpush_last,
+    q, x, v, mix, keep, push, borders, momentum_borders, dy, dend, dkeep_last, dpush_last,
     dq, dx, dv, dx_halo, dv_halo, dmix, dkeep, dpush,
     start, pair_start, length, past, first_chunk, sequence,
     H: tl.constexpr, F: tl.constexpr, V: tl.constexpr, BF: tl.constexpr, BV: tl.constexpr,
@@ -299,7 +285,7 @@ def reads_backward_kernel(
                 HALO, 1, H, V, PRECISION,
             )  # fmt: skip
     query = pair_tile(q, token, t0, 0, end, h, f, CHUNK, H, F)
-    ends = tl.where(last, tl.load(ddecay + i * H + h), 0.0)
+    ends = tl.where(last, tl.load(dkeep_last + i * H + h), 0.0)
     tl.store(dkeep + at0 + t, tl.sum(dqe * query, axis=1) + ends)
     narrow = dqe.to(query.dtype)
     dquery = scores_backward(
@@ -314,15 +300,16 @@ def reads_backward_kernel(
         )  # fmt: skip
     dquery += narrow * tl.load(keep + at0 + t)[:, None]
     if MOMENTUM:
-        dqs = tl.zeros([CHUNK, BF], tl.float32)
+        pushes, dpushes = tl.load(push + at0 + t), tl.zeros([CHUNK], tl.float32)
         for block in range((V + BV - 1) // BV):
             column = block * BV + tl.arange(0, BV)
             out = pair_tile(dy, token, t0, 0, end, h, column, CHUNK, H, V)
             s = load_state(momentum_borders + state, f, column, V, 1, F, V)
-            dqs += tl.dot(out, tl.trans(s), input_precision=PRECISION)
+            dpushes += tl.sum(tl.dot(query, s, input_precision=PRECISION) * out, axis=1)
+            pushed = (out * pushes[:, None]).to(query.dtype)
+            dquery = tl.dot(pushed, tl.trans(s), dquery, input_precision=PRECISION)
         ends = tl.where(last, tl.load(dpush_last + i * H + h), 0.0)
-        tl.store(dpush + at0 + t, tl.sum(dqs * query, axis=1) + ends)
-        dquery += dqs * tl.load(push + at0 + t)[:, None]
+        tl.store(dpush + at0 + t, dpushes + ends)
     there, lead = t < end - t0, (token + t0) * H + h
     store_rows(dq + lead * F, dquery, t, there, f, H * F, F)
 
