@@ -9,6 +9,7 @@ demo: .venv/installed
 
 test: .venv/installed
 	$(BIN)/python -m pytest -n auto -m "not gpu"
+	TRITON_INTERPRET=0 $(BIN)/python -m pytest -n auto tests/hopper
 
 lint: .venv/installed
 	$(BIN)/ruff check .
