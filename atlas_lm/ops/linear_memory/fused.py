@@ -29,7 +29,6 @@ TILES = {
     "writes_backward_kernel wide": Tile(64, 8, 1),
     "writes_backward_kernel fp32": Tile(32, 16, 1),
     "reads_backward_kernel": Tile(64, 4, 2),
-    "reads_backward_kernel halo": Tile(64, 4, 1),
     "reads_backward_kernel wide": Tile(64, 8, 1),
     "reads_backward_kernel fp32": Tile(32, 16, 1),
 }
@@ -140,7 +139,7 @@ def _walk(
 def _launch(kernel: Any, walk: Walk, q: Tensor, v: Tensor, tensors: tuple[Any, ...]) -> None:
     s, (_, h, f) = walk.sequences, q.shape
     half = q.dtype in HALVES
-    traits = dict(momentum=walk.has_momentum, halo=walk.halo > 0, wide=f > 128, fp32=not half)
+    traits = dict(momentum=walk.has_momentum, wide=f > 128, fp32=not half)
     kernel[(s.chunks, h)](
         *tensors, s.start, s.pair_start, s.length, s.past, s.first_chunk, s.sequence,
         H=h, F=f, V=v.shape[-1], BF=max(16, triton.next_power_of_2(f)), CHUNK=s.chunk, HALO=walk.halo,

@@ -251,39 +251,15 @@ def reads_backward_kernel(
     p = tl.dot(query, tl.trans(tile), input_precision=PRECISION)
     p = (p * mix_tile(mix, at0, t, CHUNK, HALO, N)).to(query.dtype)
     dqe, dp = tl.zeros([CHUNK, BF], tl.float32), tl.zeros([CHUNK, CHUNK], tl.float32)
-    if HALO > 0:
-        tile = pair_tile(x, first, t0 - HALO, oldest, end, h, f, HALO, H, F)
-        p_h = tl.dot(query, tl.trans(tile), input_precision=PRECISION)
-        p_h = (p_h * mix_tile(mix, at0, t, HALO, 0, N)).to(query.dtype)
-        dp_h = tl.zeros([CHUNK, HALO], tl.float32)
     for block in range((V + BV - 1) // BV):
         column = block * BV + tl.arange(0, BV)
         out = pair_tile(dy, token, t0, 0, end, h, column, CHUNK, H, V)
         m = load_state(borders + state, f, column, V, 1, F, V)
         dqe += tl.dot(out, tl.trans(m), input_precision=PRECISION)
         dp = add_values(
-            dv + lead * V,
-            v,
-            p,
-            dp,
-            out,
-            first,
-            t0,
-            oldest,
-            end,
-            h,
-            column,
-            CHUNK,
-            H,
-            H,
-            V,
-            PRECISION,
-        )
-        if HALO > 0:
-            dp_h = add_values(
-                dv_halo + edge * V, v, p_h, dp_h, out, first, t0 - HALO, oldest, end, h, column,
-                HALO, 1, H, V, PRECISION,
-            )  # fmt: skip
+            dv + lead * V, v, p, dp, out, first, t0, oldest, end, h, column,
+            CHUNK, H, H, V, PRECISION,
+        )  # fmt: skip
     query = pair_tile(q, token, t0, 0, end, h, f, CHUNK, H, F)
     ends = tl.where(last, tl.load(dkeep_last + i * H + h), 0.0)
     tl.store(dkeep + at0 + t, tl.sum(dqe * query, axis=1) + ends)
@@ -292,7 +268,19 @@ def reads_backward_kernel(
         query, narrow, dp, x, mix, dend, dmix, dx + lead * F,
         at0, row, first, t0, oldest, end, h, CHUNK, HALO, H, CHUNK, N, H, F, BF, FEEDBACK, PRECISION,
     )  # fmt: skip
-    if HALO > 0:
+    if HALO > 0:  # in a loop of its own: both tiles at once do not fit the registers
+        tile = pair_tile(x, first, t0 - HALO, oldest, end, h, f, HALO, H, F)
+        p_h = tl.dot(query, tl.trans(tile), input_precision=PRECISION)
+        p_h = (p_h * mix_tile(mix, at0, t, HALO, 0, N)).to(query.dtype)
+        dp_h = tl.zeros([CHUNK, HALO], tl.float32)
+        # one stage: copies of a tile that feeds products of both kinds overtake them (docs/kernels.md)
+        for block in tl.range((V + BV - 1) // BV, num_stages=1):
+            column = block * BV + tl.arange(0, BV)
+            out = pair_tile(dy, token, t0, 0, end, h, column, CHUNK, H, V)
+            dp_h = add_values(
+                dv_halo + edge * V, v, p_h, dp_h, out, first, t0 - HALO, oldest, end, h, column,
+                HALO, 1, H, V, PRECISION,
+            )  # fmt: skip
         dquery += scores_backward(
             query, narrow, dp_h, x, mix, dend, dmix, dx_halo + edge * F,
             at0, row, first, t0 - HALO, oldest, end, h, HALO, 0, 1, CHUNK, N, H, F, BF,
