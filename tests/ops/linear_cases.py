@@ -13,8 +13,8 @@ from tests.ops.judging import assert_within_twice
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HALVES = ("q", "k", "v")  # inputs in the dtype of the case; gates and states are fp32
-# beside twice the plain error, about a tenth of a rounding: sums over few tokens scatter
-SLACK = {torch.float32: 3e-7, torch.float16: 1e-4, torch.bfloat16: 1e-3}
+# beside twice the plain error, a tenth of a rounding, in fp32 two: gradients of few gates scatter
+SLACK = {torch.float32: 1.2e-7, torch.float16: 5e-5, torch.bfloat16: 4e-4}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,8 +114,8 @@ def truth(case):
     return run(case, "reference", draw(case), torch.float64)
 
 
-def assert_twice_plain(case, dtype, wanted, slack=None):
+def assert_twice_plain(case, dtype, wanted):
     """Every error at most twice that of the plain form in the same dtype. Returns the fused results."""
     plain, fused = (run(case, form, draw(case, dtype), dtype) for form in ("parallel", "fused"))
-    assert_within_twice(fused, plain, wanted, SLACK[dtype] if slack is None else slack)
+    assert_within_twice(fused, plain, wanted, SLACK[dtype])
     return fused

@@ -298,7 +298,7 @@ DEVICE = [
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize("case", DEVICE, ids=str)
 def test_on_the_device(case, dtype):
-    slack = 2e-6 if dtype == torch.float32 else 0.0
+    slack = 1.2e-7 if dtype == torch.float32 else 0.0  # two roundings
     assert_twice_plain(case, draw(case, device="cuda"), dtype, slack)
 
 

@@ -49,7 +49,7 @@ DEVICE_CASES = [
 
 def on_the_device(case, dtype):
     wanted = run(case, "parallel", draw(case, dtype), torch.float64)
-    first = assert_twice_plain(case, dtype, wanted, 1e-6 if dtype == torch.float32 else None)
+    first = assert_twice_plain(case, dtype, wanted)
     again = run(case, "fused", draw(case, dtype), dtype)
     for name in first:
         assert torch.equal(first[name], again[name]), f"{name} is not the same twice"
