@@ -10,7 +10,6 @@ from atlas_lm.ops.checks import check_shapes
 from atlas_lm.ops.delta_rule.parallel import delta_rule_parallel
 from atlas_lm.ops.delta_rule.record import Problem
 from atlas_lm.ops.delta_rule.reference import delta_rule_reference
-from atlas_lm.ops.sequences import read_borders
 
 __all__ = ["LONGEST", "delta_rule"]
 
@@ -104,8 +103,6 @@ def _problem(
             f"cu_seqlens came with {sizes['B']} rows and {before} pairs before the first token, "
             "wanted 1 and 0; pack the sequences into one row"
         )
-    if cu_seqlens is not None:
-        read_borders(cu_seqlens, sizes["T"])
     inner = torch.promote_types(q.dtype, torch.float32)
     if memory is None:
         memory = q.new_zeros(count, sizes["H"], sizes["V"], sizes["F"], dtype=inner)

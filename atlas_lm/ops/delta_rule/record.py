@@ -7,6 +7,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from atlas_lm.ops.sequences import read_borders
+
 
 @dataclass(frozen=True, eq=False)
 class Problem:
@@ -35,7 +37,8 @@ class Problem:
     def apart(self) -> Iterator["Problem"]:
         """Each packed sequence as a row by itself."""
         assert self.cu_seqlens is not None
-        for n, (first, end) in enumerate(pairwise(self.cu_seqlens.tolist())):
+        borders = read_borders(self.cu_seqlens, self.q.shape[1])
+        for n, (first, end) in enumerate(pairwise(borders)):
             yield replace(
                 self,
                 q=self.q[:, first:end],
