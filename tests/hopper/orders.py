@@ -5,13 +5,19 @@ import torch
 from tests.hopper.driver import emulated
 from tests.hopper.machine import Order
 
-ORDERS = (Order("up", late=False), Order("down", late=True))
+EARLY, LATE = Order("up", late=False), Order("down", late=True)
+
+
+def late(run):
+    """The results of `run()`, which launches kernels, in the order that is hardest on missing barriers."""
+    with emulated(LATE):
+        return run()
 
 
 def in_all_orders(run):
-    """The results by name of `run()`, which launches kernels, the same in every order."""
+    """The results by name of `run()`, the same in every order."""
     found = []
-    for order in ORDERS:
+    for order in (EARLY, LATE):
         with emulated(order):
             found.append(run())
     first, *others = found

@@ -9,7 +9,7 @@ pytest.importorskip("triton", reason="kernels are written in Triton")
 
 from atlas_lm.ops.memory_step import StepRule, fused, memory_step_reference
 from atlas_lm.ops.newton_schulz import newton_schulz
-from tests.hopper.orders import in_all_orders
+from tests.hopper.orders import in_all_orders, late
 from tests.ops import linear_cases, test_delta_rule, test_memory_step, test_newton_schulz_fused
 from tests.ops.judging import assert_within_twice
 from tests.ops.linear_cases import Case, named
@@ -38,9 +38,11 @@ LINEAR = [
     ("dtype", "case"), LINEAR, ids=lambda x: named(x) if isinstance(x, Case) else str(x)
 )
 def test_matrix_memories(dtype, case):
+    """Cases of 130 tokens in two orders, of which none may change a bit; the others in the harder one."""
     inputs = linear_cases.draw(case, dtype)
     truth, plain = (linear_cases.run(case, "parallel", inputs, t) for t in (torch.float64, dtype))
-    got = in_all_orders(lambda: linear_cases.run(case, "fused", inputs, dtype))
+    run = in_all_orders if case.tokens == 130 else late
+    got = run(lambda: linear_cases.run(case, "fused", inputs, dtype))
     assert_within_twice(got, plain, truth)
 
 
@@ -62,7 +64,7 @@ def test_the_delta_rule(dtype, case):
     truth, plain = (
         test_delta_rule.run(case, "parallel", inputs, t) for t in (torch.float64, dtype)
     )
-    got = in_all_orders(lambda: test_delta_rule.run(case, "fused", inputs, dtype))
+    got = late(lambda: test_delta_rule.run(case, "fused", inputs, dtype))
     assert_within_twice(got, plain, truth)
 
 
@@ -87,7 +89,7 @@ def test_newton_schulz(dtype, shape):
             lambda x: newton_schulz(x, 5, form="fused"), matrix, weight
         )
 
-    test_newton_schulz_fused.assert_twice_plain(in_all_orders(run), matrix, weight)
+    test_newton_schulz_fused.assert_twice_plain(late(run), matrix, weight)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +115,7 @@ def test_single_tokens(kind, size, momentum, sizes, objective):
         Tensor, lambda x: x if x.dtype == torch.int64 else x.double(), given
     )
     truth, plain = (leaves(memory_step_reference(rule, *x)) for x in (double, given))
-    got = in_all_orders(lambda: leaves(fused.memory_step(rule, *given)))
+    got = late(lambda: leaves(fused.memory_step(rule, *given)))
     assert_within_twice(got, plain, truth, slack=1e-7)
 
 

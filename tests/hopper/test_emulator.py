@@ -11,9 +11,7 @@ import triton.language as tl
 
 from tests.hopper.driver import emulated
 from tests.hopper.machine import Fault, Order
-from tests.hopper.orders import ORDERS, in_all_orders
-
-EARLY, LATE = ORDERS
+from tests.hopper.orders import EARLY, LATE, in_all_orders
 
 
 @triton.jit
