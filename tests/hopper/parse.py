@@ -64,6 +64,6 @@ def immediate(text: str) -> int | None:
     if text.startswith(("0f", "0F", "0d", "0D")):
         return int(text[2:], 16)
     try:
-        return int(text, 0)
+        return int(text.removesuffix("U"), 0)
     except ValueError:
         return None
