@@ -1,6 +1,8 @@
 # Each target sets everything up in .venv on a fresh machine by itself.
 PYTHON ?= python3
 BIN := .venv/bin
+# neighbours stay together, so that what they share is made once; who is done takes over from the others
+WORKERS := -n auto --dist worksteal
 
 .PHONY: demo test lint doctor clean
 
@@ -8,8 +10,8 @@ demo: .venv/installed
 	$(BIN)/atlas demo --out demo_output
 
 test: .venv/installed
-	$(BIN)/python -m pytest -n auto -m "not gpu"
-	TRITON_INTERPRET=0 $(BIN)/python -m pytest -n auto tests/hopper
+	$(BIN)/python -m pytest $(WORKERS) -m "not gpu"
+	TRITON_INTERPRET=0 $(BIN)/python -m pytest $(WORKERS) tests/hopper
 
 lint: .venv/installed
 	$(BIN)/ruff check .

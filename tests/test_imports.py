@@ -15,11 +15,24 @@ MAY_IMPORT = {  # room -> rooms it may use
     "blocks": {"layers", "memory"},
     "models": {"blocks", "layers", "memory"},
     "text": set(),
+    "data": {"text"},
     "stream": {"models", "memory", "text"},
     "watch": {"stream", "models", "memory", "text"},
     "doctor": {"models", "memory", "ops"},
     "demo": {"memory", "ops"},
-    "cli": {"watch", "stream", "text", "models", "memory", "ops", "doctor", "demo"},
+    "evaluate": {"data", "stream", "models", "memory", "text"},
+    "cli": {
+        "watch",
+        "stream",
+        "text",
+        "models",
+        "memory",
+        "ops",
+        "doctor",
+        "demo",
+        "data",
+        "evaluate",
+    },
 }
 
 

@@ -7,8 +7,10 @@ import typer
 from atlas_lm import __version__
 from atlas_lm.cli.absorb import absorb
 from atlas_lm.cli.ask import ask
+from atlas_lm.cli.data import data
 from atlas_lm.cli.demo import demo
 from atlas_lm.cli.doctor import doctor
+from atlas_lm.cli.evaluate import evaluate
 from atlas_lm.cli.generate import generate
 from atlas_lm.cli.memory import app as memory
 from atlas_lm.cli.new import new
@@ -28,6 +30,8 @@ app.command()(absorb)
 app.command()(ask)
 app.command()(generate)
 app.command()(trace)
+app.command("eval")(evaluate)
+app.command()(data)
 app.add_typer(memory)
 
 

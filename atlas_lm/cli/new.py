@@ -29,7 +29,8 @@ def new(
         int | None, typer.Option(help="[default: that of the tokenizer; without one 259, bytes]")
     ] = None,
     tokenizer: Annotated[
-        Path | None, typer.Option(help="Folder of a tokenizer, copied into the model.")
+        Path | None,
+        typer.Option(help="Folder of a tokenizer, copied into the model; or gpt2, which is here."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the weights.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="A JSON record instead of text.")] = False,
@@ -40,7 +41,7 @@ def new(
 
         atlas new my-model --preset titans --block mag
 
-        atlas new my-model --preset atlas --size 170M --tokenizer path/to/gpt2
+        atlas new my-model --preset atlas --size 170M --tokenizer gpt2
     """
     try:
         _check_free(folder)
@@ -64,7 +65,20 @@ def _tokenizer(folder: Path | None, vocab_size: int | None) -> "Tokenizer | None
 
     if folder is None:
         return ByteTokenizer() if vocab_size in (None, ByteTokenizer.vocab_size) else None
+    if str(folder) == "gpt2" and not folder.exists():
+        return _gpt2()
     return load_tokenizer(folder, 2**31 if vocab_size is None else vocab_size)
+
+
+def _gpt2() -> "Tokenizer":
+    """The tokenizer of GPT-2, from the data of the package."""
+    from transformers import PreTrainedTokenizerFast
+
+    from atlas_lm.data.gpt2 import END_OF_TEXT, gpt2_tokenizer
+    from atlas_lm.text import HuggingFaceTokenizer
+
+    marks = {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT}
+    return HuggingFaceTokenizer(PreTrainedTokenizerFast(tokenizer_object=gpt2_tokenizer(), **marks))
 
 
 def _model(

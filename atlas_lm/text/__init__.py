@@ -6,6 +6,7 @@ from atlas_lm.text.tokenizer import (
     HuggingFaceTokenizer,
     TextDecoder,
     Tokenizer,
+    cuts_freely,
     load_tokenizer,
 )
 
@@ -15,6 +16,7 @@ __all__ = [
     "TextDecoder",
     "Tokenizer",
     "cut",
+    "cuts_freely",
     "load_tokenizer",
     "read_text",
 ]

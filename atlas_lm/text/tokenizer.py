@@ -1,7 +1,9 @@
 """Tokenizers: bytes, which need no files, and any tokenizer of the Hugging Face world."""
 
 import codecs
-from collections.abc import Callable, Iterable, Sequence
+import hashlib
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,6 +19,13 @@ TOKENIZER_FILES = (
     "vocab.txt",
 )
 KEPT = 8  # tokens that the decoder of a stream looks back
+# texts cut where sentences meet, for tokenizers to show that cutting changes nothing
+CUTS = (
+    ("It was late.", " The door\nopened; nobody came."),
+    ('"Why?" she asked.', ' "Ask Mr. Hay, 1887," he said!'),
+    ("_No_ (see below)", " Mary went to the garden."),
+    ("It was late.", "\nOne of the doors\n</context>\n\nQuestion: Which?"),
+)
 
 
 class TextDecoder(Protocol):
@@ -29,7 +38,7 @@ class TextDecoder(Protocol):
         ...
 
 
-class Tokenizer(Protocol):
+class Tokenizer(Hashable, Protocol):
     """What the rest of the package asks of a tokenizer."""
 
     @property
@@ -42,8 +51,17 @@ class Tokenizer(Protocol):
         """Those it has of bos_token_id, eos_token_id and pad_token_id."""
         ...
 
+    @property
+    def key(self) -> str:
+        """Tells tokenizers apart: two that share it give the same ids."""
+        ...
+
     def encode(self, text: str) -> list[int]:
         """The ids of the text itself, without a beginning or an end around them."""
+        ...
+
+    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of each text."""
         ...
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -71,8 +89,13 @@ class ByteTokenizer:
     def special(self) -> dict[str, int]:
         return {"bos_token_id": self.bos, "eos_token_id": self.eos, "pad_token_id": self.pad}
 
+    key = "bytes"
+
     def encode(self, text: str) -> list[int]:
         return list(text.encode("utf-8"))
+
+    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        return [self.encode(text) for text in texts]
 
     def decode(self, ids: Sequence[int]) -> str:
         decoder = self.decoder()
@@ -119,8 +142,22 @@ class HuggingFaceTokenizer:
         found = {name: getattr(self.tokenizer, name, None) for name in names}
         return {name: int(number) for name, number in found.items() if number is not None}
 
+    @cached_property
+    def key(self) -> str:
+        """Of all that a fast tokenizer is made of; a slow one is told by its class and its words."""
+        fast = getattr(self.tokenizer, "backend_tokenizer", None)
+        words = sorted(self.tokenizer.get_vocab().items())
+        made_of = f"{type(self.tokenizer)}{words}" if fast is None else fast.to_str()
+        return hashlib.sha256(made_of.encode()).hexdigest()[:16]
+
     def encode(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False, verbose=False))
+
+    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        if not texts:
+            return []
+        found = self.tokenizer(list(texts), add_special_tokens=False, verbose=False)
+        return [list(ids) for ids in found["input_ids"]]
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(
@@ -181,6 +218,18 @@ def load_tokenizer(folder: str | Path, vocab_size: int) -> Tokenizer:
             f"({ByteTokenizer.vocab_size}); save the tokenizer of the model there"
         )
     return ByteTokenizer()
+
+
+@lru_cache(maxsize=8)
+def cuts_freely(tokenizer: Tokenizer) -> bool:
+    """Whether a text that is cut before white space gives the ids of the whole, as byte-level ones do.
+
+    Others (SentencePiece with its mark before the first word) have to see a text as a whole.
+    """
+    return all(
+        tokenizer.encode(left + right) == tokenizer.encode(left) + tokenizer.encode(right)
+        for left, right in CUTS
+    )
 
 
 def check_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> Tokenizer:

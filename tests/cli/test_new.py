@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from atlas_lm.text import load_tokenizer
 from tests.cli.builders import atlas, make_model
 from tests.text.builders import byte_level
 
@@ -79,3 +80,11 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
         result = atlas("new", folder)
         assert result.exit_code == 2 and "choose another name" in result.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_gpt2_comes_with_the_package(tmp_path: Path) -> None:
+    result = atlas("new", tmp_path / "m", "--preset", "gated_deltanet", "--tokenizer", "gpt2")
+    assert result.exit_code == 0 and "50,257 ids" in result.stdout
+    tokenizer = load_tokenizer(tmp_path / "m", 50257)
+    assert tokenizer.encode("Hello world") == [15496, 995]
+    assert tokenizer.special["eos_token_id"] == 50256

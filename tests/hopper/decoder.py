@@ -6,12 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from tests.hopper.machine import BASE, LANES, Code, Fault, Lanes, Warp
+from tests.hopper.machine import ALL, BASE, LANES, Code, Fault, Lanes, Warp
 from tests.hopper.parse import Instruction, Program, immediate
 
 REGISTERS = {"r": np.uint32, "f": np.uint32, "rd": np.uint64, "fd": np.uint64, "rs": np.uint16}
 REGISTERS |= {"h": np.uint16, "p": np.bool_}
-ALL = np.ones(LANES, np.bool_)
 Maker = Callable[["Decoder", Instruction], Code]
 
 
@@ -27,13 +26,11 @@ class Decoder:
     def place(self, operand: str, kind: Any) -> int:
         """Where an operand stands; an immediate as a number of that kind."""
         register = re.fullmatch(r"%([a-z]+)\d+", operand)
-        if register:
-            key, value = (operand, None), np.zeros(LANES, REGISTERS[register[1]])
-        else:
-            key, value = (operand, kind), self._constant(operand, kind)
+        key = (operand, None if register else kind)
         if key not in self.places:
             self.places[key] = len(self.registers)
-            self.registers.append(value)
+            zero = register and np.zeros(LANES, REGISTERS[register[1]])
+            self.registers.append(self._constant(operand, kind) if zero is None else zero)
         return self.places[key]
 
     def address(self, operand: str, kind: Any) -> tuple[int, int]:
@@ -98,11 +95,15 @@ class Decoder:
         """A pure function of the operands behind the first; kinds: of each, for immediates."""
         target, *sources = i.operands
         at = [self.place(str(s), k) for s, k in zip(sources, kinds, strict=True)]
-        to = [self.place(str(target), kinds[0])]
-        if len(at) == 1:
-            [a] = at
-            return self.writes(i, to, lambda w: function(w.registers[a]))
-        if len(at) == 2:
-            a, b = at
-            return self.writes(i, to, lambda w: function(w.registers[a], w.registers[b]))
-        return self.writes(i, to, lambda w: function(*[w.registers[x] for x in at]))
+        to = self.place(str(target), kinds[0])
+        if i.guard or len(at) > 2:
+            return self.writes(i, [to], lambda w: function(*[w.registers[x] for x in at]))
+        first, last = at[0], at[-1]
+
+        def one(w: Warp) -> None:
+            w.registers[to] = function(w.registers[first])
+
+        def two(w: Warp) -> None:
+            w.registers[to] = function(w.registers[first], w.registers[last])
+
+        return one if len(at) == 1 else two

@@ -33,11 +33,24 @@ def from_bf16(x: Lanes) -> Lanes:
     return found
 
 
+def rounded(u: Lanes) -> Lanes:
+    """Bits of fp32 whose upper halves are the nearest in bf16, ties to even."""
+    found: Lanes = u + np.uint32(0x7FFF) + (u >> np.uint32(16) & np.uint32(1))
+    nan = np.isnan(u.view(np.float32))
+    return np.where(nan, np.uint32(0x7FFF0000), found) if nan.any() else found
+
+
 def to_bf16(x: Lanes) -> Lanes:
-    """Nearest, ties to even."""
-    u = np.ascontiguousarray(x, np.float32).view(np.uint32)
-    rounded = (u + np.uint32(0x7FFF) + ((u >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
-    return np.where(np.isnan(x), 0x7FFF, rounded).astype(np.uint16)
+    return high(rounded(np.ascontiguousarray(x, np.float32).view(np.uint32)))
+
+
+def pair(upper: Lanes, lower: Lanes, name: str) -> Lanes:
+    """Of two numbers, given as bits of fp32, those of their halves."""
+    if name == "bf16":
+        first, last = rounded(np.concatenate([lower, upper])).reshape(2, -1)
+        found: Lanes = last & np.uint32(0xFFFF0000) | first >> np.uint32(16)
+        return found
+    return joined(*(to_half(x.view(np.float32), name) for x in (lower, upper)))
 
 
 def from_half(x: Lanes, name: str) -> Lanes:
@@ -74,8 +87,10 @@ def arithmetic(function: Function, name: str) -> Function:
         return lambda *x: joined(each(*map(low, x)), each(*map(high, x)))
     if name in ("bf16", "f16"):
         return lambda *x: to_half(function(*(from_half(a, name) for a in x)), name)
-    kind = KINDS[name]
-    return lambda *x: bits(function(*(a.view(kind) for a in x)))
+    kind, word = KINDS[name], WORDS[name]
+    if kind is word:
+        return function
+    return lambda *x: function(*[a.view(kind) for a in x]).view(word)
 
 
 def shifted(function: Function, name: str) -> Function:

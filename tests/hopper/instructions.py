@@ -15,9 +15,8 @@ from tests.hopper.formats import (
     bits,
     convert,
     fused,
-    joined,
+    pair,
     shifted,
-    to_half,
 )
 from tests.hopper.machine import BARRIER, EXIT, LANES, WORD, Code, Fault, Lanes, Warp
 from tests.hopper.parse import Instruction, immediate
@@ -35,6 +34,8 @@ FUNCTIONS: dict[str, Function] = {
 def make_function(d: Decoder, i: Instruction) -> Code:
     base, *_, name = i.name.split(".")
     function = FUNCTIONS[base]
+    if base in ("add", "sub") and name[0] == "s":
+        name = f"u{name[1:]}"  # the same bits
     if base in ("div", "rem") and name[0] in "us":
         function = partial(_whole_division, remainder=base == "rem")
     return d.function(i, arithmetic(function, name), [WORDS[name]] * (len(i.operands) - 1))
@@ -132,13 +133,8 @@ def make_convert(d: Decoder, i: Instruction) -> Code:
     _, *mods, to, source = i.name.split(".")
     word = WORDS[source]
     if to.endswith("x2"):
-        assert "rn" in mods, i
-
-        def pair(upper: Lanes, lower: Lanes) -> Lanes:
-            halves = [to_half(x.view(np.float32), to[:-2]) for x in (lower, upper)]
-            return joined(*halves)
-
-        return d.function(i, pair, [word, word])
+        assert "rn" in mods and source == "f32", i
+        return d.function(i, partial(pair, name=to[:-2]), [word, word])
     return d.function(i, partial(convert, to=to, source=source, mods=tuple(mods)), [word])
 
 

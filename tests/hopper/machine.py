@@ -13,6 +13,8 @@ GROUP = 4  # warps that share a warpgroup's products
 ANY = 255  # instead of a warp's number and 1
 BASE = 1024  # where shared memory begins
 WORD = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+ALL = np.ones(LANES, np.bool_)
+NEXT = np.arange(16)[:, None]  # words or bytes behind an address
 
 Lanes = np.ndarray[Any, np.dtype[Any]]  # one number per lane, as bits
 Code = Callable[["Warp"], int | None]  # -> None: on to the next, or where to go on
@@ -34,36 +36,43 @@ class Memory:
 
     def load(self, address: Lanes, mask: Lanes, size: int, count: int = 1) -> list[Lanes]:
         """`count` words of `size` bytes per lane, one behind the other; zero where masked out."""
-        found = [np.zeros(LANES, WORD[size]) for _ in range(count)]
+        found = np.zeros((count, LANES), WORD[size])
         for lanes, region, at in self._places(address, mask, size, count):
-            words = self.views[region][size]
-            for i in range(count):
-                found[i][lanes] = words[at + i]
-        return found
+            found[:, lanes] = self.views[region][size][at + NEXT[:count]]
+        return list(found)
 
     def store(self, address: Lanes, mask: Lanes, size: int, values: Sequence[Lanes]) -> None:
-        for lanes, region, at in self._places(address, mask, size, len(values)):
-            words = self.views[region][size]
-            for i, value in enumerate(values):
-                words[at + i] = value[lanes]
+        given, count = np.array(values), len(values)
+        for lanes, region, at in self._places(address, mask, size, count):
+            self.views[region][size][at + NEXT[:count]] = given[:, lanes]
 
     def _places(
         self, address: Lanes, mask: Lanes, size: int, count: int
-    ) -> Iterator[tuple[Lanes, int, Lanes]]:
+    ) -> Iterator[tuple[Any, int, Lanes]]:
         """Lanes, the region that they reach, and where in it, in words."""
-        lanes = np.flatnonzero(mask)
-        wanted = address[lanes].astype(np.int64)
-        if (wanted % (size * count)).any():
-            raise Fault(f"address {hex(wanted[0])} is no multiple of {size * count}")
+        whole = mask is ALL or np.logical_and.reduce(mask)
+        lanes: Any = slice(None) if whole else mask.nonzero()[0]
+        wanted, reach = address[lanes], size * count
+        if not len(wanted):
+            return
+        if int(np.bitwise_or.reduce(wanted)) % reach:
+            raise Fault(f"one of {[*map(hex, wanted)]} is no multiple of {reach}")
+        region = self._region(int(np.minimum.reduce(wanted)))
+        start, end = self.starts[region], self.ends[region]
+        if int(np.maximum.reduce(wanted)) + reach <= end:  # as nearly always
+            yield lanes, region, (wanted - start) // size
+        else:
+            yield from self._scattered(np.arange(LANES)[lanes], wanted, size, reach)
+
+    def _scattered(
+        self, lanes: Lanes, wanted: Lanes, size: int, reach: int
+    ) -> Iterator[tuple[Lanes, int, Lanes]]:
         while len(lanes):
             region = self._region(int(wanted[0]))
             start, end = self.starts[region], self.ends[region]
-            here = (wanted >= start) & (wanted + size * count <= end)
+            here = (wanted >= start) & (wanted + reach <= end)
             if not here[0]:
                 raise Fault(f"address {hex(wanted[0])} reaches out of bounds")
-            if here.all():
-                yield lanes, region, (wanted - start) // size
-                return
             yield lanes[here], region, (wanted[here] - start) // size
             lanes, wanted = lanes[~here], wanted[~here]
 
@@ -88,9 +97,7 @@ class Shared(Memory):
 
     def mark(self, address: Lanes, mask: Lanes, size: int, warp: int | None) -> None:
         """`size` bytes per lane were stored by a warp, or (None) by a copy beside it."""
-        at = address[mask].astype(np.int64) - BASE
-        for n in range(size):
-            self.unfenced[at + n] = 0 if warp is None else warp + 1
+        self.unfenced[address[mask] - BASE + NEXT[:size]] = 0 if warp is None else warp + 1
 
     def barrier(self) -> None:
         self.unfenced[self.unfenced > 0] = ANY
@@ -143,7 +150,7 @@ class Warp:
                 copy()
 
 
-Product = Callable[[], None]  # the rows of one warp
+Product = Callable[[dict[Any, Lanes]], None]  # the rows of one warp; tiles that the four have read
 
 
 class Warpgroup:
@@ -167,8 +174,9 @@ class Warpgroup:
         if any(w.products < count for w in self.warps):
             return False
         while self.finished < count:
+            tiles: dict[Any, Lanes] = {}
             for product in self.issued[self.finished]:
-                product()
+                product(tiles)
             self.issued[self.finished] = []
             self.finished += 1
         return True

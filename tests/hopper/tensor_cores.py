@@ -4,18 +4,17 @@ Lane l of a warp holds, of a 16 x 8 tile of fp32, rows l // 4 and l // 4 + 8, co
 """
 
 import re
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any
 
 import numpy as np
 
 from tests.hopper.decoder import Decoder, Maker
-from tests.hopper.formats import from_half, high, joined, low
-from tests.hopper.machine import GROUP, HOLD, LANES, Code, Lanes, Memory, Shared, Warp
+from tests.hopper.formats import from_half
+from tests.hopper.machine import GROUP, HOLD, LANES, Code, Lanes, Shared, Warp
 from tests.hopper.parse import Instruction
 
 LANE = np.arange(LANES)
-ROW, PAIR = LANE // 4, LANE % 4
 SWIZZLE = {0: 16, 1: 128, 2: 64, 3: 32}  # bytes of a row, by the mode of a descriptor
 
 
@@ -24,12 +23,14 @@ def make_load_tiles(d: Decoder, i: Instruction) -> Code:
     targets, source = i.operands
     assert isinstance(targets, tuple)
     at, offset = d.address(str(source), np.uint32)
-    turned = ".trans" in i.name
+    turned, count = ".trans" in i.name, len(targets)
+    mask = 8 * count > LANE
 
     def load(w: Warp) -> list[Lanes]:
-        tiles = _rows(w.block.shared, w.registers[at].astype(np.int64) + offset, len(targets))
-        tiles = tiles.swapaxes(1, 2) if turned else tiles
-        return [joined(tile[ROW, 2 * PAIR], tile[ROW, 2 * PAIR + 1]) for tile in tiles]
+        address = w.registers[at].astype(np.int64) + offset
+        words = w.block.shared.load(address, mask, 4, 4)
+        tiles = np.ascontiguousarray(np.array(words).T)[: 8 * count].reshape(count, 8, 4)
+        return list((_turned(tiles) if turned else tiles).reshape(count, LANES))
 
     to = [d.place(t, np.uint32) for t in targets]
     if len(to) == 1:
@@ -43,28 +44,24 @@ def make_store_tiles(d: Decoder, i: Instruction) -> Code:
     assert isinstance(sources, tuple) and not i.guard
     at, offset = d.address(str(target), np.uint32)
     given = [d.place(s, np.uint32) for s in sources]
-    turned = ".trans" in i.name
+    turned, count = ".trans" in i.name, len(given)
+    mask = 8 * count > LANE
 
     def store(w: Warp) -> None:
         address = w.registers[at].astype(np.int64) + offset
-        for n, place in enumerate(given):
-            tile = np.empty((8, 8), np.uint16)
-            tile[ROW, 2 * PAIR] = low(w.registers[place])
-            tile[ROW, 2 * PAIR + 1] = high(w.registers[place])
-            tile = np.ascontiguousarray(tile.T if turned else tile).view(np.uint32)  # [8, 4]
-            words = [np.resize(tile[:, j], LANES) for j in range(4)]
-            mask = n == LANE // 8
-            w.block.shared.store(address, mask, 4, [np.roll(x, 8 * n) for x in words])
-            w.block.shared.mark(address, mask, 16, w.number)
+        tiles = np.array([w.registers[place] for place in given]).reshape(count, 8, 4)
+        words = np.zeros((4, LANES), np.uint32)
+        words[:, mask] = (_turned(tiles) if turned else tiles).reshape(-1, 4).T
+        w.block.shared.store(address, mask, 4, list(words))
+        w.block.shared.mark(address, mask, 16, w.number)
 
     return store
 
 
-def _rows(memory: Memory, address: Lanes, count: int) -> Lanes:
-    """[count, 8, 8] halves"""
-    words = memory.load(address, 8 * count > LANE, 4, 4)
-    rows = np.stack(words, axis=1)[: 8 * count]  # [lanes, 4] words
-    found: Lanes = np.ascontiguousarray(rows).view(np.uint16).reshape(count, 8, 8)
+def _turned(tiles: Lanes) -> Lanes:
+    """Tiles [n, 8, 4] of words, that is [n, 8, 8] of halves, transposed."""
+    halves = tiles.view(np.uint16).swapaxes(1, 2)
+    found: Lanes = np.ascontiguousarray(halves).view(np.uint32)
     return found
 
 
@@ -78,47 +75,35 @@ def wide(x: Lanes, name: str) -> Lanes:
 
 def left_tile(registers: list[Lanes], name: str) -> Lanes:
     """[16, 16] of halves or [16, 8] of words, from four registers of a warp."""
-    words = name == "tf32"
-    tile = np.zeros((16, 8 if words else 16), np.float32)
-    for n, x in enumerate(registers):
-        row, column = ROW + 8 * (n % 2), n // 2
-        if words:
-            tile[row, PAIR + 4 * column] = wide(x, name)
-        else:
-            tile[row, 2 * PAIR + 8 * column] = wide(low(x), name)
-            tile[row, 2 * PAIR + 8 * column + 1] = wide(high(x), name)
-    return tile
+    lanes = np.concatenate(registers)
+    if name == "tf32":
+        return wide(_laid(lanes, (2, 2, 8, 4), (1, 2, 0, 3), 16), name)
+    return wide(_laid(lanes.view(np.uint16), (2, 2, 8, 4, 2), (1, 2, 0, 3, 4), 16), name)
 
 
 def right_tile(registers: list[Lanes], name: str) -> Lanes:
     """[16, 8] of halves or [8, 8] of words, from two registers of a warp."""
-    words = name == "tf32"
-    tile = np.zeros((8 if words else 16, 8), np.float32)
-    for n, x in enumerate(registers):
-        if words:
-            tile[PAIR + 4 * n, ROW] = wide(x, name)
-        else:
-            tile[2 * PAIR + 8 * n, ROW] = wide(low(x), name)
-            tile[2 * PAIR + 8 * n + 1, ROW] = wide(high(x), name)
-    return tile
+    lanes = np.concatenate(registers)
+    if name == "tf32":
+        return wide(_laid(lanes, (2, 8, 4), (0, 2, 1), 8), name)
+    return wide(_laid(lanes.view(np.uint16), (2, 8, 4, 2), (0, 2, 3, 1), 16), name)
 
 
-@cache
-def sums_places(count: int) -> tuple[Lanes, Lanes]:
-    """Row and column of what each lane holds in each of `count` registers, [count, lanes]."""
-    n = np.arange(count)[:, None]
-    return ROW + 8 * (n // 2 % 2), 8 * (n // 4) + 2 * PAIR + n % 2
+def _laid(lanes: Lanes, axes: tuple[int, ...], order: tuple[int, ...], rows: int) -> Lanes:
+    """As a matrix. axes: registers, one axis or two; rows of a tile; pairs of columns; halves"""
+    found: Lanes = lanes.reshape(axes).transpose(order).reshape(rows, -1)
+    return found
 
 
 def sums_tile(registers: list[Lanes]) -> Lanes:
     """[16, n] fp32 from n / 2 registers."""
-    tile = np.empty((16, 2 * len(registers)), np.float32)
-    tile[sums_places(len(registers))] = np.stack(registers).view(np.float32)
-    return tile
+    lanes = np.concatenate(registers).view(np.float32)
+    return _laid(lanes, (-1, 2, 2, 8, 4), (1, 3, 0, 4, 2), 16)
 
 
 def sums_registers(tile: Lanes) -> list[Lanes]:
-    return list(tile[sums_places(tile.shape[1] // 2)].view(np.uint32))
+    lanes = tile.reshape(2, 8, -1, 4, 2).transpose(2, 0, 4, 1, 3).reshape(-1, LANES)
+    return list(lanes.view(np.uint32))
 
 
 def make_mma(d: Decoder, i: Instruction) -> Code:
@@ -157,18 +142,29 @@ def spread(
     return row % 8 * 16 + k * size % 16, k * size // 16, row // 8
 
 
-def described(
-    memory: Shared, descriptor: int, rows: int, depth: int, name: str, turned: bool
-) -> Lanes:
-    """[rows, depth] fp32 of a matrix descriptor."""
+@lru_cache(maxsize=1024)
+def described(descriptor: int, rows: int, depth: int, size: int, turned: bool) -> Lanes:
+    """Addresses of the tile [rows, depth] of a matrix descriptor."""
     start, leading, stride = (16 * (descriptor >> bit & 0x3FFF) for bit in (0, 16, 32))
-    swizzle, size = descriptor >> 62, 4 if name == "tf32" else 2
+    swizzle = descriptor >> 62
     assert descriptor >> 49 & 7 == 0, "a tile begins inside a swizzled pattern"
     inner, far, near = spread(rows, depth, size, swizzle, turned)
     address = start + inner + far * leading + near * stride
     if swizzle:
         address = address ^ ((address >> 7 & SWIZZLE[swizzle] // 16 - 1) << 4)
-    return wide(memory.operand(address, size), name)
+    return address
+
+
+def read_tile(
+    tiles: dict[Any, Lanes], memory: Shared, name: str, descriptor: int, *shape: Any
+) -> Lanes:
+    """[rows, depth] fp32, read once for the four warps. shape: rows, depth, turned"""
+    rows, depth, turned = shape
+    size = 4 if name == "tf32" else 2
+    if (descriptor, *shape) not in tiles:
+        address = described(descriptor, rows, depth, size, turned)
+        tiles[descriptor, *shape] = wide(memory.operand(address, size), name)
+    return tiles[descriptor, *shape]
 
 
 def make_warpgroup(d: Decoder, i: Instruction) -> Code:
@@ -227,15 +223,15 @@ def _make_product(d: Decoder, i: Instruction) -> Code:
         for place in to:
             w.registers[place] = sums
 
-        def product() -> None:
+        def product(tiles: dict[Any, Lanes]) -> None:
             """The warp's 16 rows."""
-            memory = w.block.shared
+            read = partial(read_tile, tiles, w.block.shared, name)
             if in_registers:
                 a = left_tile(given, name)
             else:
-                rows = described(memory, int(given[0][0]), 16 * GROUP, depth, name, turn_left)
+                rows = read(int(given[0][0]), 16 * GROUP, depth, turn_left)
                 a = rows[16 * (w.number % GROUP) :][:16]
-            b = described(memory, descriptor, columns, depth, name, turn_right)
+            b = read(descriptor, columns, depth, turn_right)
             sums.tile = a @ b.T
             if start is not None:
                 before: Any = start[0]

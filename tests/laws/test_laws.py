@@ -2,9 +2,10 @@
 
 import pytest
 
-from atlas_lm.doctor import judge, laws_for, preset_subject
+from atlas_lm.doctor import RuleSubject, judge, laws_for, preset_subject
+from atlas_lm.doctor.subjects import small_spec
 from atlas_lm.memory import presets
-from tests.laws.variants import VARIANTS, variant_subject
+from tests.laws.variants import TOKENS, VARIANTS, variant_subject
 
 LAWS = list(laws_for(preset_subject("titans")))
 NOT_APPLICABLE = {  # every exception is written down here, with the reason that the doctor gives
@@ -31,7 +32,7 @@ def check(subject, law: str) -> None:
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("name", presets.PRESETS)
 def test_presets(name: str, law: str) -> None:
-    check(preset_subject(name), law)
+    check(RuleSubject(name=name, spec=small_spec(name), length=TOKENS), law)
 
 
 @pytest.mark.parametrize("law", LAWS)

@@ -20,6 +20,7 @@ from atlas_lm.memory.windows import Window
 OFFSETS, OF_PAIRS = Window(size=5, gate="offset"), Window(size=5, gate="pair")
 LONG = Window(size=40, gate="offset")  # longer than the stream and than a chunk
 CHUNKED = Timing(chunk=6)
+TOKENS = 20  # three chunks of six and a rest, four windows; every cut is tried, so few are many
 
 VARIANTS: dict[str, dict[str, object]] = {
     "online_omega_momentum": dict(
@@ -115,4 +116,4 @@ VARIANTS: dict[str, dict[str, object]] = {
 
 def variant_subject(name: str) -> RuleSubject:
     spec = MemorySpec(heads=2, key_dim=4, value_dim=4, **VARIANTS[name])  # type: ignore[arg-type]
-    return RuleSubject(name=name, spec=spec)
+    return RuleSubject(name=name, spec=spec, length=TOKENS)

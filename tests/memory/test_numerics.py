@@ -238,27 +238,31 @@ def test_softmax_attention_survives_huge_logits(form):
     assert_finite(grads)
 
 
-@pytest.mark.slow
 def test_a_closed_gate_keeps_a_value_over_ten_million_tokens():
-    """Ten million foreign pairs with step 0 and retention 1: less than 1e-6 of the value is lost."""
+    """Foreign pairs with step 0 and retention 1: of the value nothing is lost, where 1e-6 might be.
+
+    A segment that leaves the state as it was, to the last bit in all but the clock, does so however often it
+    is read. So it is read where the first one ended, and as the last of ten million tokens.
+    """
     spec = presets.build(
         "gla", heads=1, key_dim=4, value_dim=4, optimizer=Descent(), chunk=128, period=1
     )
     weights, key = spec.init_weights(), torch.eye(4)[:1].reshape(1, 1, 1, 4)
     value = torch.tensor([0.3, -1.7, 0.01, 123.0]).reshape(1, 1, 1, 4)
     one = dict(eta=torch.ones(1, 1, 1), log_alpha=torch.zeros(1, 1, 1))
-    segment, segments = 80_000, 125
-    assert segment * segments == 10_000_000
+    segment, total = 80_000, 10_000_000
+    assert segment % spec.timing.chunk == total % segment == 0  # each meets the same borders
     q, k, v = random_inputs(spec, 1, segment, dtype=torch.float32)
-    closed = {n: torch.zeros(1, segment, 1) for n in one}
+    foreign = (q, k, v, {n: torch.zeros(1, segment, 1) for n in one})
     with torch.inference_mode():
         _, state = memorize(spec, weights, None, key, key, value, one, form="parallel")
-        before = recall(spec, weights, state, key)
-        assert torch.equal(before, value)
-        for _ in range(segments):
-            y, state = memorize(spec, weights, state, q, k, v, closed, form="parallel", check=False)
-        after = recall(spec, weights, state, key)
-    assert state.position.item() == 10_000_001
-    assert ((after - before).abs() / before.abs()).max() < 1e-6
+        assert torch.equal(recall(spec, weights, state, key), value)
+        _, state = memorize(spec, weights, state, *foreign, form="parallel", check=False)
+        for place in (1 + segment, 1 + total - segment):
+            before = dataclasses.replace(state, position=torch.tensor([place]))
+            y, after = memorize(spec, weights, before, *foreign, form="parallel", check=False)
+            assert_all_close(after.leaves() | {"position": before.position}, before.leaves(), 0)
+        assert torch.equal(recall(spec, weights, after, key), value)
+    assert after.position.item() == total + 1
     wanted = q[0, :, 0, :1] * value.flatten()  # every read meets that one pair
     assert_close("reads", y[0, :, 0], wanted, 1e-6)

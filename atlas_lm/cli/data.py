@@ -1,0 +1,89 @@
+"""`atlas data`: what data there is, what is missing, and where to get it."""
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from atlas_lm.data.library import Found
+
+
+def data(
+    check: Annotated[
+        bool, typer.Option("--check", help="Compare every file with its SHA-256; takes a moment.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON records instead of text.")] = False,
+) -> None:
+    """List the data that tasks use: what is here, what is only there as a sample, and where the rest is.
+
+    Large data is looked for in the folder that the variable ATLAS_DATA names.
+
+    Examples:
+
+        atlas data
+
+        ATLAS_DATA=~/atlas-data atlas data --check
+    """
+    from atlas_lm.data.library import Library, catalogue, data_folder
+
+    records = [_record(Library().find(name), check) for name in catalogue()]
+    if as_json:
+        typer.echo(json.dumps({"folder": str(data_folder()), "items": records}, indent=2))
+    else:
+        _show(records)
+    if any(record["wrong"] for record in records):
+        raise typer.Exit(1)
+
+
+def _record(found: "Found", check: bool) -> dict[str, Any]:
+    item = found.item
+    there = [path for path in found.paths if not found.sample]
+    whole = item.bundled == "complete" or len(there) == len(item.files)
+    return {
+        "name": item.name,
+        "what": item.what,
+        "state": "whole" if whole else "part" if there else "sample",
+        "bundled": item.bundled,
+        "bytes": sum(file.bytes for file in item.files),
+        "licence": item.licence,
+        "source": item.source,
+        "files": [file.path for file in item.files],
+        "wrong": _wrong(found) if check and there else [],
+    }
+
+
+def _wrong(found: "Found") -> list[str]:
+    """Files that are not what the catalogue says."""
+    from atlas_lm.data.library import digest
+
+    known = {file.path: file.sha256 for file in found.item.files}
+    return [
+        path
+        for path, sha256 in known.items()
+        for file in found.paths
+        if str(file).endswith(path) and digest(file) != sha256
+    ]
+
+
+def _show(records: list[dict[str, Any]]) -> None:
+    from atlas_lm.data.library import data_folder
+
+    states = {"whole": "here", "part": "in part", "sample": "sample only"}
+    width = max(len(record["name"]) for record in records)
+    for record in records:
+        state = "DAMAGED" if record["wrong"] else states[record["state"]]
+        size = f"{record['bytes'] / 2**20:.1f} MiB"
+        typer.echo(f"{record['name']:{width}}  {state:11}  {size:>8}  {record['licence']}")
+        kept = "" if record["state"] == "whole" else f"; in the package: {record['bundled']}"
+        typer.echo(f"{'':{width}}  {record['what']}{kept}")
+    typer.echo(f"\ndata folder: {data_folder()} (set ATLAS_DATA for another)")
+    missing = [record for record in records if record["state"] != "whole"]
+    if missing:
+        typer.echo("\nFor the rest, put these files below the data folder:")
+    for record in missing:
+        typer.echo(f"  {', '.join(record['files'])}")
+        typer.echo(f"    from {' '.join(record['source'].split())}")
+    for record in records:
+        for path in record["wrong"]:
+            typer.echo(f"{path} is not the file that it should be; get it again", err=True)

@@ -1,0 +1,238 @@
+"""A language model as evaluation sees it: it answers, weighs continuations, and tells losses."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from atlas_lm.data.prompt import Prompt
+from atlas_lm.evaluate.line import Line, columns
+from atlas_lm.evaluate.sessions import Session
+from atlas_lm.text import Tokenizer
+
+Tell = Callable[[int], object]  # receives the number of tokens that were just read
+MARK = "\u241f"  # stands for what is said to the model while its chat template is rendered
+LOGITS = 1 << 28  # bytes that logits may take at once
+
+
+class TooLong(ValueError):
+    """A text has more tokens than the model can take."""
+
+
+@dataclass(frozen=True)
+class Likelihood:
+    """Of a continuation."""
+
+    nats: float  # its log-likelihood
+    greedy: bool  # each of its tokens was the likeliest
+
+
+@dataclass(kw_only=True)
+class Reader:
+    """Everything that tasks ask of a model, on top of its sessions.
+
+    Args:
+        start: a new session.
+        limit: tokens that the model can take; None: any number.
+        begin: ids that stand before every text, e.g. bos.
+        prefix: ids that stand before a text of which every token is to be predicted.
+        ends: ids that end an answer.
+        stride: columns per call of the model.
+        padded: whether rows of different length may stand side by side.
+        chat: wrap prompts in the chat template of the tokenizer.
+        truncate: leave out the middle of what is too long, and say so, instead of refusing it.
+    """
+
+    name: str
+    fingerprint: str
+    tokenizer: Tokenizer
+    start: Callable[[], Session]
+    limit: int | None
+    begin: list[int]
+    prefix: list[int]
+    ends: frozenset[int]
+    vocab_size: int
+    stride: int = 512
+    padded: bool = True
+    chat: bool = False
+    truncate: bool = False
+
+    def line(self, said: Prompt, room: int = 0) -> Line:
+        """The ids of a text, with `room` left for more.
+
+        TooLong: there are more of them than the model can take.
+        """
+        return self.fitting(Line.of(self.begin, *said.ids(self.tokenizer)), room)
+
+    def fitting(self, line: Line, room: int = 0) -> Line:
+        """The line, if the model takes it and `room` more; else without its middle, or refused."""
+        if self.limit is None or len(line) + room <= self.limit:
+            return line
+        if self.truncate:
+            return line.shortened(self.limit - room)
+        raise TooLong(
+            f"the text has {len(line):,} tokens and {room} are to follow, but {self.name} takes "
+            f"{self.limit:,}; take a shorter length, or --truncate to leave out the middle"
+        )
+
+    def said(self, prompt: Prompt, lead: str = "") -> Prompt:
+        """All that the model is told: the prompt, in a chat if so wanted, and how its answer begins."""
+        if not self.chat:
+            return prompt.within("", lead)
+        rendered = self.chat_text([{"role": "user", "content": MARK}])
+        before, _, after = rendered.partition(MARK)
+        # after the template's own line end an answer begins without a space
+        return prompt.within(before, after + (lead.lstrip() if after[-1:].isspace() else lead))
+
+    def chat_text(self, messages: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """Messages in the form that the chat template gives them; ready for an answer, or to go on with the
+        last message."""
+        template: Any = getattr(self.tokenizer, "tokenizer", None)
+        if getattr(template, "chat_template", None) is None:
+            raise ValueError(f"the tokenizer of {self.name} has no chat template; leave out --chat")
+        text: str = template.apply_chat_template(
+            messages,
+            tokenize=False,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=not add_generation_prompt,
+        )
+        return text
+
+    def answers(
+        self,
+        lines: Sequence[Line],
+        most: int,
+        stop: Callable[[str], bool] = lambda text: False,
+        tell: Tell = lambda tokens: None,
+    ) -> list[str]:
+        """The likeliest continuation of each line, token by token, up to `most` tokens.
+
+        stop: whether an answer is complete; it is asked after every token.
+        """
+        session = self.start()
+        last = self._read(session, lines, tell)
+        made: list[list[int]] = [[] for _ in lines]
+        texts = ["" for _ in lines]
+        going = [True] * len(lines)
+        for count in range(most):
+            tokens = last.argmax(-1)
+            for row, token in enumerate(tokens.tolist()):
+                if going[row] and token in self.ends:
+                    going[row] = False
+                elif going[row]:
+                    made[row].append(token)
+                    texts[row] = self.tokenizer.decode(made[row])
+                    going[row] = not stop(texts[row])
+            if not any(going) or count == most - 1:
+                break
+            valid = None if all(going) else torch.tensor(going).unsqueeze(1)
+            logits = session.read(tokens.cpu().unsqueeze(1), valid, 1)
+            assert logits is not None
+            last = logits[:, -1]
+        return texts
+
+    def likelihoods(
+        self,
+        contexts: Sequence[Line],
+        continuations: Sequence[Sequence[list[int]]],
+        tell: Tell = lambda tokens: None,
+    ) -> list[list[Likelihood]]:
+        """Of each context the likelihoods of its continuations; a context is read once for all of them."""
+        session = self.start()
+        last = self._read(session, contexts, tell)
+        rows = [row for row, group in enumerate(continuations) for _ in group]
+        session.select(rows)
+        flat = [Line.of(ids) for group in continuations for ids in group]
+        first = last[rows].unsqueeze(1)  # what comes after the context
+        longest = max(map(len, flat))
+        logits = first
+        if longest > 1:
+            ids, valid = columns(flat, 0, longest - 1, at_end=False)
+            more = session.read(ids, valid, longest - 1)
+            assert more is not None
+            logits = torch.cat([first, more], dim=1)
+        found = [_weigh(logits[i, : len(line)], line) for i, line in enumerate(flat)]
+        tell(sum(map(len, flat)))
+        parts = iter(found)
+        return [[next(parts) for _ in group] for group in continuations]
+
+    def losses(
+        self, lines: Sequence[Line], tell: Tell = lambda tokens: None
+    ) -> list[NDArray[np.float32]]:
+        """Nats of every token of each line given those before it; NaN where nothing stands before it.
+
+        A model with a limit reads longer lines in windows of that size which overlap by half, so every token
+        but the first ones has at least half a window before it.
+        """
+        given = [Line.of(self.prefix, *line.pieces) for line in lines]
+        longest = max(map(len, given))
+        found = [np.full(len(line), np.nan, np.float32) for line in given]
+        for start, fresh, stop in _windows(longest, self.limit):
+            inside = [line.cut(start, stop) if stop - start < longest else line for line in given]
+            for row, part in enumerate(self._losses(inside, tell)):
+                first = fresh - start
+                found[row][fresh : start + len(part)] = part[first:]
+        return [part[len(self.prefix) :] for part in found]
+
+    def _losses(self, lines: list[Line], tell: Tell) -> list[NDArray[np.float32]]:
+        """As `losses`, of lines that the model takes at once."""
+        session = self.start()
+        longest = max(map(len, lines))
+        found = [np.full(len(line), np.nan, np.float32) for line in lines]
+        stride = max(1, min(self.stride, LOGITS // (4 * self.vocab_size * len(lines))))
+        for first in range(0, longest - 1, stride):
+            last = min(first + stride, longest - 1)
+            ids, valid = columns(lines, first, last, at_end=False)
+            logits = session.read(ids, valid, last - first)
+            assert logits is not None
+            targets, _ = columns(lines, first + 1, last + 1, at_end=False)
+            nats = cross_entropy(
+                logits.float().flatten(0, 1), targets.flatten().to(logits.device), reduction="none"
+            )
+            for row, line in enumerate(lines):
+                end = min(last + 1, len(line))
+                part = nats.view(targets.shape)[row, : max(0, end - first - 1)]
+                found[row][first + 1 : end] = part.cpu().numpy()
+            tell(targets.numel())
+        return found
+
+    def _read(self, session: Session, lines: Sequence[Line], tell: Tell) -> Tensor:
+        """Read all lines, which end together; the logits of what comes next, [B, V] fp32."""
+        longest = max(map(len, lines))
+        if not min(map(len, lines)):
+            raise ValueError(
+                "a prompt has no tokens; give the model at least one, e.g. a bos token"
+            )
+        logits: Tensor | None = None
+        for first in range(0, longest, self.stride):
+            last = min(first + self.stride, longest)
+            ids, valid = columns(lines, first, last, at_end=True)
+            logits = session.read(ids, valid, 1 if last == longest else 0)
+            tell(ids.numel() if valid is None else int(valid.sum()))
+        assert logits is not None
+        return logits[:, -1].float()
+
+
+def _weigh(logits: Tensor, line: Line) -> Likelihood:
+    """logits: [n, V] of the places of a continuation."""
+    ids = torch.from_numpy(line.read(0, len(line))).to(logits.device)
+    nats = -cross_entropy(logits.float(), ids, reduction="sum")
+    return Likelihood(float(nats), bool((logits.argmax(-1) == ids).all()))
+
+
+def _windows(length: int, limit: int | None) -> list[tuple[int, int, int]]:
+    """Windows (start, first token that is new, stop) that cover a text."""
+    if limit is None or length <= limit:
+        return [(0, 0, length)]
+    found: list[tuple[int, int, int]] = []
+    fresh = 0
+    while fresh < length:
+        stop = limit if not found else min(fresh + limit // 2, length)
+        found.append((max(0, stop - limit), fresh, stop))
+        fresh = stop
+    return found

@@ -1,0 +1,92 @@
+"""Run tasks on a model: batches that are always the same, progress, and nothing done twice."""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+
+from atlas_lm.evaluate.journal import Journal
+from atlas_lm.evaluate.reader import Reader, TooLong
+from atlas_lm.evaluate.task import Record, Row, Sample, Task
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refusal:
+    """A cell that a model cannot be examined on."""
+
+    task: str
+    cell: dict[str, str]
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    rows: list[Row]
+    refusals: list[Refusal]
+
+
+def run(
+    tasks: Sequence[Task],
+    reader: Reader,
+    journal: Journal,
+    batch: int,
+    tell: Callable[[Task, Sample, int], object] = lambda task, sample, tokens: None,
+) -> Outcome:
+    """Examine a model on all samples that the journal does not have yet, and summarise.
+
+    A batch is always of the same samples, whatever was finished before: how many rows run side by side can
+    move the rounding, and a run that was interrupted must give what it would have given.
+
+    Args:
+        batch: samples side by side.
+        tell: called with the tokens that were just read of a batch, which begins with that sample.
+    """
+    rows: list[Row] = []
+    refusals: list[Refusal] = []
+    for task in tasks:
+        samples = task.samples()
+        for cell in _cells(samples):
+            refusal = _run_cell(task, cell, reader, journal, batch, tell)
+            if refusal is not None:
+                refusals.append(refusal)
+        wanted = {sample.id for sample in samples}
+        found = [journal.records[i] for i in journal.records if i in wanted]
+        order = {sample.id: place for place, sample in enumerate(samples)}
+        found.sort(key=lambda record: order[record["id"]])
+        rows += task.rows(found) if found else []
+    return Outcome(rows=rows, refusals=refusals)
+
+
+def _cells(samples: Sequence[Sample]) -> Iterator[list[Sample]]:
+    for _, group in groupby(samples, key=lambda sample: sample.cell):
+        yield list(group)
+
+
+def _run_cell(
+    task: Task,
+    samples: list[Sample],
+    reader: Reader,
+    journal: Journal,
+    batch: int,
+    tell: Callable[[Task, Sample, int], object],
+) -> Refusal | None:
+    size = batch if reader.padded else 1
+    for first in range(0, len(samples), size):
+        together = samples[first : first + size]
+        if all(sample.id in journal.records for sample in together):
+            tell(task, together[0], sum(sample.tokens for sample in together))
+            continue
+        try:
+            found = task.examine(reader, together, partial(tell, task, together[0]))
+        except TooLong as error:
+            return Refusal(task=task.name, cell=dict(samples[0].cell), reason=str(error))
+        journal.add(_stamped(together, found))
+    return None
+
+
+def _stamped(samples: list[Sample], records: list[Record]) -> Iterator[Record]:
+    for sample, record in zip(samples, records, strict=True):
+        yield {"id": sample.id, "cell": dict(sample.cell), **record}

@@ -1,0 +1,1 @@
+"""The tasks, one kind per file."""

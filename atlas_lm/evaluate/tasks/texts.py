@@ -1,0 +1,215 @@
+"""How well a model foretells running text: books by position and by context, and enwik8."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atlas_lm.data.babilong import parse_length
+from atlas_lm.data.files import book_texts, enwik8
+from atlas_lm.evaluate.line import Line
+from atlas_lm.evaluate.reader import Reader, Tell
+from atlas_lm.evaluate.task import Cell, Record, Row, Sample
+from atlas_lm.evaluate.tasks.options import Options, first_few
+from atlas_lm.text import Tokenizer
+
+BOOKS = 8  # read of a split, the longest
+LENGTH = "16k"
+TARGET = 1024  # tokens at the end of a text that every context has to foretell
+SHORTEST = 256  # tokens before the first border between positions; then they double
+TEST_BYTES = 5_000_000  # at the end of enwik8
+LETTERS = 8  # of a text for each token that is wanted; enough for any tokenizer of words
+
+
+class BooksByPosition:
+    """Loss by position: books are read from their beginning; does a model still gain far into them?"""
+
+    name = "books/position"
+    axis = "position"
+
+    def __init__(self, options: Options) -> None:
+        options.check(self.name, "lengths", "split")
+        self._length = _one_length(self.name, options)
+        self._options = options
+        self._books = _longest_books(options)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return _settings(self._options, self._length, self._books)
+
+    def samples(self) -> list[Sample]:
+        return [
+            Sample(id=f"{self.name}/{name}", cell={}, index=index, tokens=self._length)
+            for index, (name, _) in enumerate(self._books)
+        ]
+
+    def examine(self, reader: Reader, samples: Sequence[Sample], tell: Tell) -> list[Record]:
+        lines = [_beginning(self._books[s.index], reader.tokenizer, self._length) for s in samples]
+        return [
+            {"book": self._books[sample.index][0], "tokens": len(nats), "nats": _by_position(nats)}
+            for sample, nats in zip(samples, reader.losses(lines, tell), strict=True)
+        ]
+
+    def rows(self, records: Sequence[Record]) -> list[Row]:
+        rows = []
+        for border in records[0]["nats"]:
+            found = [record["nats"][border] for record in records if border in record["nats"]]
+            cell = {"position": border}
+            rows.append(_mean_row(self.name, cell, [nats / count for nats, count in found]))
+        return rows
+
+
+class BooksByContext:
+    """Loss of the same tokens with more and more text before them: what is context worth?"""
+
+    name = "books/context"
+    axis = "context"
+
+    def __init__(self, options: Options) -> None:
+        options.check(self.name, "lengths", "split")
+        lengths = options.lengths or ("0", "1k", "4k", LENGTH)
+        self._contexts = {length: parse_length(length) for length in lengths}
+        self._options = options
+        self._books = _longest_books(options)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        longest = max(self._contexts.values())
+        return _settings(self._options, longest, self._books) | {"contexts": list(self._contexts)}
+
+    def samples(self) -> list[Sample]:
+        return [
+            Sample(
+                id=f"{self.name}/{length}/{name}",
+                cell={"context": length},
+                index=index,
+                tokens=tokens + TARGET,
+            )
+            for length, tokens in self._contexts.items()
+            for index, (name, _) in enumerate(self._books)
+        ]
+
+    def examine(self, reader: Reader, samples: Sequence[Sample], tell: Tell) -> list[Record]:
+        longest, context = max(self._contexts.values()), self._contexts[samples[0].cell["context"]]
+        lines = []
+        for sample in samples:
+            whole = _beginning(self._books[sample.index], reader.tokenizer, longest + TARGET)
+            lines.append(reader.fitting(whole.cut(longest - context, len(whole))))
+        return [
+            {"score": float(np.nanmean(nats[-TARGET:])), "tokens": len(nats)}
+            for nats in reader.losses(lines, tell)
+        ]
+
+    def rows(self, records: Sequence[Record]) -> list[Row]:
+        cells: dict[str, list[float]] = {}
+        for record in records:
+            cells.setdefault(record["cell"]["context"], []).append(record["score"])
+        return [_mean_row(self.name, {"context": c}, found) for c, found in cells.items()]
+
+
+class Enwik8:
+    """Bits per byte of the last five million bytes of enwik8, the customary test part, in one stream."""
+
+    name = "enwik8"
+    axis = None
+
+    def __init__(self, options: Options) -> None:
+        options.check(self.name, "lengths")
+        self._bytes = _one_length(self.name, options, TEST_BYTES)
+        self._options = options
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        found = self._options.library.find("enwik8")
+        return {"bytes": self._bytes, "data": {"enwik8": [found.description, found.fingerprint]}}
+
+    def samples(self) -> list[Sample]:
+        return [Sample(id=self.name, cell={}, index=0, tokens=self._bytes)]
+
+    def examine(self, reader: Reader, samples: Sequence[Sample], tell: Tell) -> list[Record]:
+        data = enwik8(self._options.library)[-TEST_BYTES:][: self._bytes]
+        text = data.decode("utf-8", errors="ignore")  # a letter that the border cuts is left out
+        ids = reader.tokenizer.encode(text)
+        [nats] = reader.losses([Line.of(ids)], tell)
+        foretold = len(text.encode("utf-8"))
+        if math.isnan(nats[0]):  # nothing stood before the first token
+            foretold -= len(reader.tokenizer.decode(ids[:1]).encode("utf-8"))
+        return [
+            {
+                "nats": float(np.nansum(nats, dtype=np.float64)),
+                "bytes": foretold,
+                "tokens": len(nats),
+            }
+        ]
+
+    def rows(self, records: Sequence[Record]) -> list[Row]:
+        [record] = records
+        bits = record["nats"] / math.log(2) / record["bytes"]
+        note = f"{record['bytes']:,} bytes"
+        return [
+            Row(task=self.name, cell={}, metric="bits per byte", value=bits, count=1, notes=(note,))
+        ]
+
+
+def _one_length(task: str, options: Options, usual: int | None = None) -> int:
+    if options.lengths is None:
+        return parse_length(LENGTH) if usual is None else usual
+    if len(options.lengths) != 1:
+        raise ValueError(f"{task} takes one length, got {', '.join(options.lengths)}")
+    return parse_length(options.lengths[0])
+
+
+def _longest_books(options: Options) -> list[tuple[str, str]]:
+    """Name and text; which they are depends on the texts alone, so every model reads the same ones."""
+    texts = sorted(book_texts(options.split, options.library), key=lambda book: -len(book[1]))
+    count = first_few(options.count, len(texts), f"books ({options.split})")
+    return texts[: count if options.count else min(BOOKS, count)]
+
+
+def _settings(options: Options, length: int, books: list[tuple[str, str]]) -> dict[str, Any]:
+    found = options.library.find(f"books/{options.split}")
+    return {
+        "length": length,
+        "split": options.split,
+        "books": [name for name, _ in books],
+        "data": {f"books/{options.split}": [found.description, found.fingerprint]},
+    }
+
+
+def _beginning(book: tuple[str, str], tokenizer: Tokenizer, tokens: int) -> Line:
+    """The first tokens of a book."""
+    name, text = book
+    ids = tokenizer.encode(text[: LETTERS * tokens])
+    if len(ids) < tokens:
+        raise ValueError(
+            f"book {name} has {len(ids):,} tokens for this model, and {tokens:,} are wanted; take a shorter "
+            "length, fewer books (--samples), or larger data (`atlas data` says what there is)"
+        )
+    return Line.of(ids[:tokens])
+
+
+def _by_position(nats: NDArray[np.float32]) -> dict[str, tuple[float, int]]:
+    """Sum and number of the losses between doubling positions, by the position where each stretch ends."""
+    found, first, border = {}, 0, SHORTEST
+    while first < len(nats):
+        part = nats[first:border]
+        part = part[~np.isnan(part)]
+        if len(part):
+            found[str(min(border, len(nats)))] = (float(part.sum(dtype=np.float64)), len(part))
+        first, border = border, 2 * border
+    return found
+
+
+def _mean_row(task: str, cell: Cell, values: list[float]) -> Row:
+    """The mean over books, and how far books differ."""
+    spread = float(np.std(values))
+    return Row(
+        task=task,
+        cell=cell,
+        metric="nats per token",
+        value=float(np.mean(values)),
+        count=len(values),
+        notes=(f"books differ by {spread:.2f} (standard deviation)",) if len(values) > 1 else (),
+    )

@@ -1,0 +1,173 @@
+"""`atlas eval` and `atlas data` from the command line, and the model that lm-evaluation-harness gets."""
+
+import hashlib
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from lm_eval.api.instance import Instance
+from lm_eval.api.registry import get_model
+from transformers import PreTrainedTokenizerFast
+
+from atlas_lm.cli.lm_eval import AtlasLM
+from atlas_lm.data.gpt2 import gpt2_tokenizer
+from tests.cli.builders import atlas, make_model
+from tests.evaluate.builders import model
+
+ROOT = Path(__file__).parent.parent.parent
+RECALL = ROOT / "examples" / "recall-tiny"
+LETTERS = ("robustness/noise", "--style", "letters", "--lengths", "0,8", "--batch", "2")
+
+
+def records(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
+
+
+def test_a_run_tells_its_table_and_leaves_its_folder(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    result = atlas("eval", *LETTERS, "--model", RECALL, "--samples", 4, "--out", out)
+    assert result.exit_code == 0, result.stderr
+    assert "noise" in result.stdout and "100.0" in result.stdout and str(out) in result.stdout
+    assert {p.name for p in out.iterdir()} == {
+        "run.json",
+        "records.jsonl",
+        "table.md",
+        "robustness.png",
+    }
+    assert len(records(out)) == 8
+    again = atlas("eval", *LETTERS, "--model", RECALL, "--samples", 4, "--out", out)
+    assert again.exit_code == 0 and len(records(out)) == 8
+
+
+def test_a_killed_run_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
+    options = [*LETTERS, "--model", str(RECALL), "--samples", "40"]
+    command = [sys.executable, "-c", "from atlas_lm.cli.main import main; main()", "eval", *options]
+    out = tmp_path / "killed"
+    process = subprocess.Popen(
+        [*command, "--out", str(out)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    path, deadline = out / "records.jsonl", time.monotonic() + 120
+    while not (path.exists() and path.read_bytes().count(b"\n") >= 6):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    done = path.read_bytes()
+    assert 6 <= done.count(b"\n") < 80
+    result = atlas("eval", *options, "--out", out)
+    assert result.exit_code == 0, result.stderr
+    whole = atlas("eval", *options, "--out", tmp_path / "whole")
+    assert whole.exit_code == 0
+    assert path.read_bytes() == (tmp_path / "whole" / "records.jsonl").read_bytes()
+    assert path.read_bytes().startswith(done[: done.rfind(b"\n") + 1])
+
+
+def test_the_exact_prompt_of_a_sample_can_be_seen(tmp_path: Path) -> None:
+    options = ("--model", RECALL, "--lengths", "1k", "--samples", 1, "--small")
+    out = tmp_path / "out"
+    assert atlas("eval", "babilong/qa1", *options, "--out", out).exit_code == 0
+    [record] = records(out)
+    shown = atlas("eval", "babilong/qa1", *options, "--show", record["id"])
+    assert shown.exit_code == 0
+    told = shown.stdout.removesuffix("\n")
+    assert hashlib.sha256(told.encode()).hexdigest() == record["prompt_sha256"]
+    missing = atlas("eval", "babilong/qa1", *options, "--show", "babilong/qa1/1k/x")
+    assert missing.exit_code == 2 and "no sample" in missing.stderr
+
+
+def test_another_run_in_the_same_folder_is_refused(tmp_path: Path) -> None:
+    first = ("--model", RECALL, "--samples", 2, "--out", tmp_path)
+    assert atlas("eval", *LETTERS, *first).exit_code == 0
+    other = atlas("eval", *LETTERS, *first, "--seed", 5)
+    assert other.exit_code == 2 and "another run" in other.stderr and "seed" in other.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        (["babilong"], "no model is named"),
+        (["nothing", "--model", RECALL], "wanted some of babilong"),
+        (["babilong", "--model", "no/such/model"], "cannot be loaded"),
+        (["babilong", "--model", "nothing.gguf"], "there is no file"),
+        (["babilong", "--model", RECALL, "--dtype", "int3"], "wanted one of float32"),
+        (["babilong", "--model", RECALL, "--device", "abacus"], "cannot be used"),
+        (["babilong", "--model", RECALL, "--chat", "--samples", 1], "no chat template"),
+        (["piqa", "--model", RECALL, "--lengths", "4k"], "no choice of lengths"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(arguments: list, wanted: str, tmp_path: Path) -> None:
+    result = atlas("eval", *arguments, "--out", tmp_path / "out")
+    assert result.exit_code == 2 and wanted in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_model_that_can_take_nothing_of_it_is_an_error(tmp_path: Path) -> None:
+    model("llama").save_pretrained(tmp_path / "llama")
+    PreTrainedTokenizerFast(tokenizer_object=gpt2_tokenizer()).save_pretrained(tmp_path / "llama")
+    result = atlas(
+        "eval", "babilong/qa1", "--model", tmp_path / "llama", "--lengths", "4k", "--samples", 1,
+        "--out", tmp_path / "out", "--small",
+    )  # fmt: skip
+    assert result.exit_code == 2 and "llama takes 96" in result.stdout.replace("\n", " ")
+
+
+def test_tasks_are_listed() -> None:
+    result = atlas("eval", "list")
+    assert result.exit_code == 0 and "babilong" in result.stdout and "hellaswag" in result.stdout
+
+
+def test_data_is_listed_with_sizes_licences_and_sources() -> None:
+    result = atlas("data")
+    assert result.exit_code == 0
+    for wanted in ("books/test", "sample only", "CC BY-SA 4.0", "ATLAS_DATA", "Project-Gutenberg"):
+        assert wanted in result.stdout
+    items = json.loads(atlas("data", "--json").stdout)["items"]
+    assert {item["state"] for item in items} == {"whole", "sample"}
+
+
+def test_a_damaged_file_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "lambada" / "lambada_openai_test.jsonl.xz"
+    target.parent.mkdir()
+    target.write_bytes(b"not it")
+    monkeypatch.setenv("ATLAS_DATA", str(tmp_path))
+    assert atlas("data").exit_code == 0
+    result = atlas("data", "--check")
+    assert result.exit_code == 1 and "DAMAGED" in result.stdout
+    assert "lambada_openai_test.jsonl.xz is not the file that it should be" in result.stderr
+
+
+@pytest.fixture(scope="module")
+def registered(tmp_path_factory) -> AtlasLM:
+    folder = make_model(tmp_path_factory.mktemp("lm") / "model")
+    return get_model("atlas")(pretrained=str(folder), batch_size=3)
+
+
+def request(kind: str, *arguments: object) -> Instance:
+    return Instance(request_type=kind, doc={}, arguments=arguments, idx=0)
+
+
+def test_the_harness_gets_our_model(registered: AtlasLM) -> None:
+    """Answers come in the order of the requests, and batches change nothing."""
+    texts = ["one", "a much longer context than the others", "three", "one"]
+    asked = [
+        request("loglikelihood", text, f" {end}") for text in texts for end in ("yes", "no, not")
+    ]
+    together = registered.loglikelihood(asked)
+    for one, found in zip(asked, together, strict=True):
+        [alone] = registered.loglikelihood([one])
+        assert found == (pytest.approx(alone[0], rel=1e-4), alone[1])
+    rolling = [request("loglikelihood_rolling", text) for text in texts]
+    sums = registered.loglikelihood_rolling(rolling)
+    assert sums[0] == pytest.approx(sums[3]) and all(total < 0 for total in sums)
+    settings = {"until": ["\n"], "max_gen_toks": 5}
+    told = registered.generate_until([request("generate_until", text, settings) for text in texts])
+    assert told[0] == told[3] and all("\n" not in text for text in told)
+
+
+def test_options_that_the_model_would_not_heed_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="does not take peft"):
+        AtlasLM(pretrained=str(RECALL), peft="x")

@@ -1,0 +1,184 @@
+"""Runs: fixed batches, nothing done twice, nothing lost when they are killed, refusals told."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atlas_lm.evaluate.intervals import wilson
+from atlas_lm.evaluate.journal import RECORDS, Journal
+from atlas_lm.evaluate.reader import Reader, TooLong
+from atlas_lm.evaluate.report import markdown, tables
+from atlas_lm.evaluate.results import evaluate
+from atlas_lm.evaluate.runner import Outcome, Refusal, run
+from atlas_lm.evaluate.task import Record, Row, Sample, share_rows
+from tests.evaluate.builders import reader
+
+
+class Counting:
+    """A task that only counts; its scores tell which samples stood side by side."""
+
+    name = "counting"
+    axis = "length"
+
+    def __init__(self, die_at: int | None = None, too_long: str | None = None) -> None:
+        self.die_at, self.too_long = die_at, too_long
+        self.batches: list[list[str]] = []
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"of": "counting"}
+
+    def samples(self) -> list[Sample]:
+        return [
+            Sample(id=f"counting/{length}/{i}", cell={"length": length}, index=i, tokens=10)
+            for length in ("1k", "2k")
+            for i in range(5)
+        ]
+
+    def examine(self, reader: Reader, samples: Sequence[Sample], tell: Any) -> list[Record]:
+        if samples[0].cell["length"] == self.too_long:
+            raise TooLong("too long for this model")
+        if self.die_at is not None and len(self.batches) == self.die_at:
+            raise KeyboardInterrupt
+        self.batches.append([sample.id for sample in samples])
+        tell(10 * len(samples))
+        return [{"score": sample.index % 2, "beside": len(samples)} for sample in samples]
+
+    def rows(self, records: Sequence[Record]) -> list[Row]:
+        return share_rows(self.name, records)
+
+
+def journal(folder: Path, **what: Any) -> Journal:
+    return Journal(folder, what, {"time": "now"})
+
+
+def test_a_run_that_was_stopped_goes_on_and_gives_the_same(tmp_path: Path) -> None:
+    whole = run([Counting()], reader("memory"), journal(tmp_path / "a"), 2)
+    dying = Counting(die_at=3)
+    with pytest.raises(KeyboardInterrupt):
+        run([dying], reader("memory"), journal(tmp_path / "b"), 2)
+    rest = Counting()
+    outcome = run([rest], reader("memory"), journal(tmp_path / "b"), 2)
+    assert outcome == whole
+    assert [i for batch in dying.batches + rest.batches for i in batch] == [
+        sample.id for sample in Counting().samples()
+    ]
+    assert (tmp_path / "a" / RECORDS).read_bytes() == (tmp_path / "b" / RECORDS).read_bytes()
+
+
+def test_a_torn_line_is_done_again_in_its_own_batch(tmp_path: Path) -> None:
+    run([Counting()], reader("memory"), journal(tmp_path), 3)
+    path = tmp_path / RECORDS
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-40])  # within the last line
+    again = Counting()
+    run([again], reader("memory"), journal(tmp_path), 3)
+    assert again.batches == [["counting/2k/3", "counting/2k/4"]]
+    assert path.read_bytes() == whole
+
+
+def test_another_run_does_not_mix_with_the_one_in_a_folder(tmp_path: Path) -> None:
+    journal(tmp_path, model="a", batch=2)
+    journal(tmp_path, model="a", batch=2)
+    with pytest.raises(ValueError, match=r"batch was 2 and is 4; model was 'a' and is 'b'; choose"):
+        journal(tmp_path, model="b", batch=4)
+    assert len(json.loads((tmp_path / "run.json").read_text())["times"]) == 2
+
+
+def test_models_without_padding_run_one_by_one(tmp_path: Path) -> None:
+    alone = reader("memory")
+    alone.padded = False
+    task = Counting()
+    run([task], alone, journal(tmp_path), 4)
+    assert [len(batch) for batch in task.batches] == [1] * 10
+
+
+def test_progress_counts_what_is_read_and_what_was_there(tmp_path: Path) -> None:
+    told: list[int] = []
+    for _ in range(2):
+        run([Counting()], reader("memory"), journal(tmp_path), 2, lambda t, s, n: told.append(n))
+    assert sum(told) == 2 * 100
+
+
+def test_cells_that_a_model_cannot_take_are_refused_and_others_run(tmp_path: Path) -> None:
+    outcome = evaluate([Counting(too_long="2k")], reader("memory"), tmp_path, batch=2)
+    assert [row.cell["length"] for row in outcome.rows] == ["1k"]
+    assert outcome.refusals == [
+        Refusal(task="counting", cell={"length": "2k"}, reason="too long for this model")
+    ]
+    table = (tmp_path / "table.md").read_text()
+    assert "counting (2k): too long for this model" in table
+
+
+def test_a_folder_of_results_holds_all(tmp_path: Path) -> None:
+    outcome = evaluate([Counting()], reader("memory"), tmp_path, batch=2)
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "run.json",
+        "records.jsonl",
+        "table.md",
+        "counting.png",
+    }
+    header = json.loads((tmp_path / "run.json").read_text())
+    assert header["what"]["fingerprint"] == reader("memory").fingerprint
+    assert header["what"]["tasks"] == {"counting": {"of": "counting"}} and header["times"]
+    assert len((tmp_path / "records.jsonl").read_text().splitlines()) == 10
+    assert evaluate([Counting()], reader("memory"), tmp_path, batch=2) == outcome
+
+
+@pytest.mark.parametrize(
+    ("right", "count", "low", "high"),
+    # by statsmodels' proportion_confint(method="wilson")
+    [
+        (0, 10, 0.0, 0.2775),
+        (10, 10, 0.7225, 1.0),
+        (50, 100, 0.4038, 0.5962),
+        (1, 3, 0.0615, 0.7923),
+    ],
+)
+def test_intervals_are_wilsons(right: int, count: int, low: float, high: float) -> None:
+    found = wilson(right / count, count)
+    assert found == pytest.approx((low, high), abs=2e-4)
+
+
+def row(value: float, notes: tuple[str, ...] = (), **cell: str) -> Row:
+    low, high = wilson(value, 20)
+    return Row(
+        task="t",
+        cell=cell,
+        metric="accuracy",
+        value=value,
+        count=20,
+        low=low,
+        high=high,
+        notes=notes,
+    )
+
+
+def test_two_entries_make_a_grid_and_notes_are_marked() -> None:
+    rows = [
+        row(1.0, question="qa1", length="1k"),
+        row(0.5, question="qa1", length="2k", notes=("3 of 20 truncated",)),
+        row(0.0, question="qa2", length="1k"),
+    ]
+    [table] = tables(rows)
+    assert table.header == ["question \\ length", "1k", "2k"]
+    assert table.lines == [["qa1", "100.0 (84–100)", "50.0 (30–70)†"], ["qa2", "0.0 (0–16)", ""]]
+    assert table.below.endswith("20 samples a cell. † qa1, 2k: 3 of 20 truncated.")
+
+
+def test_a_report_tells_what_was_run() -> None:
+    text = markdown(Outcome(rows=[row(0.5)], refusals=[]), {"model": "tiny", "seed": 3})
+    assert text.startswith("# tiny\n") and "| accuracy | 50.0 (30–70) | 20 |" in text
+    assert "- seed: 3" in text
+
+
+def test_shares_mark_what_was_cut() -> None:
+    records = [
+        {"cell": {"length": "1k"}, "score": 1.0, "truncated": 5},
+        {"cell": {"length": "1k"}, "score": 0.0, "truncated": 0},
+    ]
+    [found] = share_rows("t", records)
+    assert found.value == 0.5 and found.notes == ("1 of 2 truncated",)
