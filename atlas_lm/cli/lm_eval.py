@@ -6,6 +6,7 @@ It takes every model that `atlas eval` takes, reads contexts in segments, and ne
 """
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from lm_eval.api.registry import register_model
 from atlas_lm.cli.models import open_any
 from atlas_lm.evaluate.opening import open_reader
 from atlas_lm.evaluate.tasks.harness import continue_until, foretell, weigh
+
+logger = logging.getLogger(__name__)
 
 
 @register_model("atlas")
@@ -71,12 +74,16 @@ class AtlasLM(LM):
         """Requests that are alike side by side; answers in the order of the requests."""
         order = sorted(range(len(requests)), key=lambda place: _likeness(requests[place]))
         found: dict[int, Any] = {}
+        cut = 0
         for group in _groups(order, requests, self.batch):
             chosen = [requests[place] for place in group]
             responses = respond(self.reader, chosen, lambda tokens: None)
-            found |= dict(zip(group, responses, strict=True))
-            for request, response in zip(chosen, responses, strict=True):
-                self.cache_hook.add_partial(request.request_type, request.args, response)
+            cut += sum(bool(response.left_out) for response in responses)
+            for place, request, response in zip(group, chosen, responses, strict=True):
+                found[place] = response.value
+                self.cache_hook.add_partial(request.request_type, request.args, response.value)
+        if cut:
+            logger.warning("%d of %d contexts were too long and lost their middle", cut, len(found))
         return [found[place] for place in range(len(requests))]
 
 

@@ -1,7 +1,7 @@
 """One row of token ids of any length, in pieces that are not copied, and several of them side by side."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -16,6 +16,7 @@ class Line:
     """Ids [n] in pieces; pieces may be mapped files."""
 
     pieces: tuple[Ids, ...]
+    left_out: int = 0  # ids of its middle that a model had no room for
 
     @classmethod
     def of(cls, *pieces: Ids | Sequence[int]) -> "Line":
@@ -48,7 +49,8 @@ class Line:
         if len(self) <= most:
             return self
         left = most // 2
-        return Line.of(self.read(0, left), self.read(len(self) - (most - left), len(self)))
+        ends = Line.of(self.read(0, left), self.read(len(self) - (most - left), len(self)))
+        return replace(ends, left_out=self.left_out + len(self) - most)
 
 
 def columns(

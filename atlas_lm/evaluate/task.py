@@ -80,8 +80,6 @@ def share_rows(
     for cell, found in cells.items():
         value = sum(float(record[score]) for record in found) / len(found)
         low, high = wilson(value, len(found))
-        cut = sum(bool(record.get("truncated")) for record in found)
-        notes = (f"{cut} of {len(found)} truncated",) if cut else ()
         rows.append(
             Row(
                 task=task,
@@ -91,7 +89,13 @@ def share_rows(
                 count=len(found),
                 low=low,
                 high=high,
-                notes=notes,
+                notes=truncation(found),
             )
         )
     return rows
+
+
+def truncation(records: Sequence[Record]) -> tuple[str, ...]:
+    """The note that marks a number if texts behind it were cut."""
+    cut = sum(bool(record.get("truncated")) for record in records)
+    return (f"{cut} of {len(records)} truncated",) if cut else ()

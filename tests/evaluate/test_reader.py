@@ -136,6 +136,7 @@ def test_what_is_too_long_is_refused_or_cut_and_never_in_silence() -> None:
         reader("llama").line(prompt, room=10)
     line = reader("llama", truncate=True).line(join(["a" * 100 + "b" * 100]), room=10)
     assert len(line) == 86 and bytes(ids_of(line)) == b"a" * 43 + b"b" * 43
+    assert line.left_out == 114
     assert len(reader("memory").line(prompt, room=10)) == 200
 
 

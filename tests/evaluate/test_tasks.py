@@ -92,6 +92,19 @@ def test_ruler_truncated_is_marked(tmp_path: Path) -> None:
     assert records[0]["truncated"] > 2000 and records[0]["tokens"] == 200 - 128
 
 
+@pytest.mark.parametrize("name", ["boolq", "drop", "books/context"])
+def test_what_other_tasks_cut_is_marked_too(name: str, tmp_path: Path) -> None:
+    lengths = ("1k",) if name.startswith("books") else None
+    wanted = {"count": 1, "lengths": lengths, "batch": 1}
+    refused, none = outcome([name], tmp_path / "a", reader("llama", stride=64), **wanted)
+    assert not none and "llama takes 96" in refused.refusals[0].reason
+    cut = reader("llama", truncate=True, stride=64)
+    cut.limit = 400 if name == "drop" else 200  # of drop's, 256 are for the answer
+    found, [record] = outcome([name], tmp_path / "b", cut, **wanted)
+    assert record["truncated"] > 0
+    assert all("1 of 1 truncated" in row.notes for row in found.rows)
+
+
 def test_robustness_of_a_trained_memory(recall: Reader, tmp_path: Path) -> None:
     """recall-tiny keeps its facts when nothing happens, and loses them under enough noise."""
     found, _ = outcome(

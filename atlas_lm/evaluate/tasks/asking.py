@@ -6,7 +6,6 @@ from typing import Any
 
 from atlas_lm.data.asked import Asked
 from atlas_lm.data.prompt import Prompt
-from atlas_lm.evaluate.line import Line
 from atlas_lm.evaluate.reader import Reader, Tell
 from atlas_lm.evaluate.task import Record, Row, Sample, share_rows
 
@@ -50,7 +49,9 @@ class Asking(ABC):
                 "answer": answer,
                 "targets": list(one.targets),
                 **one.notes,
-                **_told(reader, text, line),
+                **_told(text),
+                "tokens": len(line),
+                "truncated": line.left_out,
             }
             for sample, one, text, line, answer in zip(
                 samples, asked, said, lines, answers, strict=True
@@ -61,19 +62,12 @@ class Asking(ABC):
         return share_rows(self.name, records)
 
 
-def _told(reader: Reader, said: Prompt, line: Line) -> dict[str, Any]:
+def _told(said: Prompt) -> dict[str, Any]:
     """What a model was told, for the record: the whole of a short text, the ends and a hash of a long one."""
-    whole = sum(map(len, said.ids(reader.tokenizer))) + len(reader.begin)
     first = next(iter(said.pieces()))
     last = said.parts[-1] if isinstance(said.parts[-1], str) else ""
     short = len(said.parts) == 1 and len(first) <= SHOWN
     text: dict[str, Any] = {"prompt": first} if short else {"prompt_begins": first[:SHOWN]}
     if not short:
         text["prompt_ends"] = last[-SHOWN:]
-    return {
-        **text,
-        "prompt_sha256": said.sha256,
-        "tokens": len(line),
-        "gpt2_tokens": said.tokens,
-        "truncated": whole - len(line),
-    }
+    return {**text, "prompt_sha256": said.sha256, "gpt2_tokens": said.tokens}

@@ -18,8 +18,8 @@ from atlas_lm.data.files import json_lines, wikitext
 from atlas_lm.data.library import Library
 from atlas_lm.evaluate.intervals import wilson
 from atlas_lm.evaluate.line import Line
-from atlas_lm.evaluate.reader import Likelihood, Reader, Tell
-from atlas_lm.evaluate.task import Record, Row, Sample
+from atlas_lm.evaluate.reader import Reader, Tell
+from atlas_lm.evaluate.task import Record, Row, Sample, truncation
 from atlas_lm.evaluate.tasks.options import Options, first_few
 
 Doc = dict[str, Any]
@@ -122,15 +122,18 @@ class Harness:
     def examine(self, reader: Reader, samples: Sequence[Sample], tell: Tell) -> list[Record]:
         groups = [self._requests[sample.index] for sample in samples]
         flat = [request for group in groups for request in group]
+        left_out: dict[int, int] = {}  # tokens, by document
         for kind, respond in RESPOND.items():
             chosen = [request for request in flat if request.request_type == kind]
             responses = respond(reader, chosen, tell) if chosen else []
             for request, response in zip(chosen, responses, strict=True):
-                request.resps = [response]
+                request.resps = [response.value]
+                most = max(left_out.get(request.doc_id, 0), response.left_out)
+                left_out[request.doc_id] = most
         self._task._instances = flat
         with _quiet():
             self._task.apply_filters()
-        return [self._record(group) for group in groups]
+        return [self._record(group, left_out[group[0].doc_id]) for group in groups]
 
     def rows(self, records: Sequence[Record]) -> list[Row]:
         return [self._row(metric, records) for metric in records[0]["metrics"]]
@@ -148,9 +151,10 @@ class Harness:
             count=len(items),
             low=low,
             high=high,
+            notes=truncation(records),
         )
 
-    def _record(self, requests: list[Any]) -> Record:
+    def _record(self, requests: list[Any], left_out: int) -> Record:
         key = next(iter(requests[0].filtered_resps))
         results = [request.filtered_resps[key] for request in requests]
         metrics = self._task.process_results(requests[0].doc, results)
@@ -159,6 +163,7 @@ class Harness:
             "prompt": requests[0].args[0],
             "continuations": [_plain(request.args[1]) for request in requests if request.args[1:]],
             "responses": [_plain(request.resps[0]) for request in requests],
+            "truncated": left_out,
         }
 
     @functools.cached_property
@@ -263,7 +268,15 @@ SQUAD: dict[str, Any] = {  # no task of the harness takes SQuAD 1.1 from a file
 }
 
 
-def weigh(reader: Reader, requests: Sequence[Any], tell: Tell) -> list[tuple[float, bool]]:
+@dataclass(frozen=True)
+class Response:
+    """What the harness is told about a request."""
+
+    value: Any
+    left_out: int = 0  # tokens of the context that the model had no room for
+
+
+def weigh(reader: Reader, requests: Sequence[Any], tell: Tell) -> list[Response]:
     """Likelihoods of continuations; neighbouring requests with the same context share one reading."""
     groups: list[tuple[Line, list[list[int]]]] = []
     last: tuple[int, ...] | None = None
@@ -275,8 +288,11 @@ def weigh(reader: Reader, requests: Sequence[Any], tell: Tell) -> list[tuple[flo
         groups[-1][1].append(continuation)
     lines = [reader.fitting(line, max(map(len, group))) for line, group in groups]
     found = reader.likelihoods(lines, [group for _, group in groups], tell)
-    flat: list[Likelihood] = [likelihood for group in found for likelihood in group]
-    return [(likelihood.nats, likelihood.greedy) for likelihood in flat]
+    return [
+        Response((likelihood.nats, likelihood.greedy), line.left_out)
+        for line, group in zip(lines, found, strict=True)
+        for likelihood in group
+    ]
 
 
 def encode_pair(reader: Reader, context: str, continuation: str) -> tuple[list[int], list[int]]:
@@ -294,7 +310,7 @@ def encode_pair(reader: Reader, context: str, continuation: str) -> tuple[list[i
     return whole[:start], whole[start:]
 
 
-def continue_until(reader: Reader, requests: Sequence[Any], tell: Tell) -> list[str]:
+def continue_until(reader: Reader, requests: Sequence[Any], tell: Tell) -> list[Response]:
     """Answers up to the strings that end them; all requests of a task have the same."""
     settings = requests[0].args[1]
     ends = [end for end in settings.get("until", []) if end]
@@ -302,7 +318,10 @@ def continue_until(reader: Reader, requests: Sequence[Any], tell: Tell) -> list[
     encode = reader.tokenizer.encode
     lines = [reader.fitting(Line.of(encode(request.args[0])), most) for request in requests]
     answers = reader.answers(lines, most, functools.partial(_holds, ends), tell)
-    return [_before(ends, answer) for answer in answers]
+    return [
+        Response(_before(ends, answer), line.left_out)
+        for line, answer in zip(lines, answers, strict=True)
+    ]
 
 
 def _before(ends: list[str], text: str) -> str:
@@ -315,13 +334,15 @@ def _holds(ends: list[str], text: str) -> bool:
     return any(end in text for end in ends)
 
 
-def foretell(reader: Reader, requests: Sequence[Any], tell: Tell) -> list[float]:
+def foretell(reader: Reader, requests: Sequence[Any], tell: Tell) -> list[Response]:
     """Log-likelihoods of whole texts."""
     lines = [Line.of(reader.tokenizer.encode(request.args[0])) for request in requests]
-    return [-float(np.nansum(nats, dtype=np.float64)) for nats in reader.losses(lines, tell)]
+    return [
+        Response(-float(np.nansum(nats, dtype=np.float64))) for nats in reader.losses(lines, tell)
+    ]
 
 
-RESPOND: dict[str, Callable[[Reader, Sequence[Any], Tell], list[Any]]] = {
+RESPOND: dict[str, Callable[[Reader, Sequence[Any], Tell], list[Response]]] = {
     "loglikelihood": weigh,
     "generate_until": continue_until,
     "loglikelihood_rolling": foretell,

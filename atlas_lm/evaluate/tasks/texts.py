@@ -11,7 +11,7 @@ from atlas_lm.data.babilong import parse_length
 from atlas_lm.data.files import book_texts, enwik8
 from atlas_lm.evaluate.line import Line
 from atlas_lm.evaluate.reader import Reader, Tell
-from atlas_lm.evaluate.task import Cell, Record, Row, Sample
+from atlas_lm.evaluate.task import Cell, Record, Row, Sample, truncation
 from atlas_lm.evaluate.tasks.options import Options, first_few
 from atlas_lm.text import Tokenizer
 
@@ -98,15 +98,22 @@ class BooksByContext:
             whole = _beginning(self._books[sample.index], reader.tokenizer, longest + TARGET)
             lines.append(reader.fitting(whole.cut(longest - context, len(whole))))
         return [
-            {"score": float(np.nanmean(nats[-TARGET:])), "tokens": len(nats)}
-            for nats in reader.losses(lines, tell)
+            {
+                "score": float(np.nanmean(nats[-TARGET:])),
+                "tokens": len(nats),
+                "truncated": line.left_out,
+            }
+            for line, nats in zip(lines, reader.losses(lines, tell), strict=True)
         ]
 
     def rows(self, records: Sequence[Record]) -> list[Row]:
-        cells: dict[str, list[float]] = {}
+        cells: dict[str, list[Record]] = {}
         for record in records:
-            cells.setdefault(record["cell"]["context"], []).append(record["score"])
-        return [_mean_row(self.name, {"context": c}, found) for c, found in cells.items()]
+            cells.setdefault(record["cell"]["context"], []).append(record)
+        return [
+            _mean_row(self.name, {"context": c}, [one["score"] for one in found], truncation(found))
+            for c, found in cells.items()
+        ]
 
 
 class Enwik8:
@@ -202,14 +209,15 @@ def _by_position(nats: NDArray[np.float32]) -> dict[str, tuple[float, int]]:
     return found
 
 
-def _mean_row(task: str, cell: Cell, values: list[float]) -> Row:
+def _mean_row(task: str, cell: Cell, values: list[float], notes: tuple[str, ...] = ()) -> Row:
     """The mean over books, and how far books differ."""
-    spread = float(np.std(values))
+    if len(values) > 1:
+        notes = (f"books differ by {np.std(values):.2f} (standard deviation)", *notes)
     return Row(
         task=task,
         cell=cell,
         metric="nats per token",
         value=float(np.mean(values)),
         count=len(values),
-        notes=(f"books differ by {spread:.2f} (standard deviation)",) if len(values) > 1 else (),
+        notes=notes,
     )
