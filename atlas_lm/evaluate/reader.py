@@ -162,17 +162,24 @@ class Reader:
         return [[next(parts) for _ in group] for group in continuations]
 
     def losses(
-        self, lines: Sequence[Line], tell: Tell = lambda tokens: None
+        self,
+        lines: Sequence[Line],
+        tell: Tell = lambda tokens: None,
+        *,
+        step: int | None = None,
     ) -> list[NDArray[np.float32]]:
         """Nats of every token of each line given those before it; NaN where nothing stands before it.
 
-        A model with a limit reads longer lines in windows of that size which overlap by half, so every token
-        but the first ones has at least half a window before it.
+        A model with a limit reads longer lines in windows of that size.
+
+        Args:
+            step: tokens that are new in each window; by default half of it, so that every token but the
+                first ones has at least half a window before it.
         """
         given = [Line.of(self.prefix, *line.pieces) for line in lines]
         longest = max(map(len, given))
         found = [np.full(len(line), np.nan, np.float32) for line in given]
-        for start, fresh, stop in _windows(longest, self.limit):
+        for start, fresh, stop in _windows(longest, self.limit, step):
             inside = [line.cut(start, stop) if stop - start < longest else line for line in given]
             for row, part in enumerate(self._losses(inside, tell)):
                 first = fresh - start
@@ -225,14 +232,15 @@ def _weigh(logits: Tensor, line: Line) -> Likelihood:
     return Likelihood(float(nats), bool((logits.argmax(-1) == ids).all()))
 
 
-def _windows(length: int, limit: int | None) -> list[tuple[int, int, int]]:
-    """Windows (start, first token that is new, stop) that cover a text."""
-    if limit is None or length <= limit:
+def _windows(length: int, limit: int | None, step: int | None) -> list[tuple[int, int, int]]:
+    """Windows (start, first token that is new, stop) that cover a text, each as large as the model takes.
+
+    The last token of a window is foretold and not read.
+    """
+    if limit is None or length <= limit + 1:
         return [(0, 0, length)]
-    found: list[tuple[int, int, int]] = []
-    fresh = 0
-    while fresh < length:
-        stop = limit if not found else min(fresh + limit // 2, length)
-        found.append((max(0, stop - limit), fresh, stop))
-        fresh = stop
+    found = [(0, 0, limit + 1)]
+    while (fresh := found[-1][2]) < length:
+        stop = min(fresh + (step or max(1, limit // 2)), length)
+        found.append((stop - limit - 1, fresh, stop))
     return found

@@ -9,14 +9,16 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from lm_eval.api.instance import Instance
 from lm_eval.api.registry import get_model
-from transformers import PreTrainedTokenizerFast
+from lm_eval.models.huggingface import HFLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from atlas_lm.cli.lm_eval import AtlasLM
-from atlas_lm.data.gpt2 import gpt2_tokenizer
+from atlas_lm.data.gpt2 import END_OF_TEXT, gpt2_tokenizer
 from tests.cli.builders import atlas, make_model
-from tests.evaluate.builders import model
+from tests.evaluate.builders import SIZES, model
 
 ROOT = Path(__file__).parent.parent.parent
 RECALL = ROOT / "examples" / "recall-tiny"
@@ -166,6 +168,32 @@ def test_the_harness_gets_our_model(registered: AtlasLM) -> None:
     settings = {"until": ["\n"], "max_gen_toks": 5}
     told = registered.generate_until([request("generate_until", text, settings) for text in texts])
     assert told[0] == told[3] and all("\n" not in text for text in told)
+
+
+def test_answers_are_those_of_the_harness_own_model(tmp_path: Path) -> None:
+    """Likelihoods, whole texts beyond the model's length, and continuations, beside lm-eval's own reading."""
+    torch.manual_seed(0)
+    sizes = SIZES | {"vocab_size": 50257, "eos_token_id": 50256}
+    LlamaForCausalLM(LlamaConfig(**sizes, max_position_embeddings=96)).save_pretrained(tmp_path)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=gpt2_tokenizer(), eos_token=END_OF_TEXT)
+    tokenizer.save_pretrained(tmp_path)
+    ours = AtlasLM(pretrained=str(tmp_path), batch_size=2)
+    theirs = HFLM(pretrained=str(tmp_path), device="cpu", dtype="float32", batch_size=2)
+    texts = ["One", "A question that is much longer than the others. Answer:", "ends in a space "]
+    ends = (" yes", " no, not at all", "x")
+    asked = [request("loglikelihood", text, end) for text in ["", *texts] for end in ends]
+    found, wanted = ours.loglikelihood(asked), theirs.loglikelihood(asked)
+    assert [nats for nats, _ in found] == pytest.approx([nats for nats, _ in wanted], rel=1e-5)
+    assert [greedy for _, greedy in found] == [greedy for _, greedy in wanted]
+    long = " ".join(f"word{i}" for i in range(150))
+    whole = [request("loglikelihood_rolling", text) for text in [*texts, long]]
+    assert len(tokenizer(long)["input_ids"]) > 3 * 96
+    assert ours.loglikelihood_rolling(whole) == pytest.approx(
+        theirs.loglikelihood_rolling(whole), rel=1e-5
+    )
+    settings = {"until": ["\n"], "max_gen_toks": 6, "do_sample": False}
+    open_ended = [request("generate_until", text, settings) for text in texts]
+    assert ours.generate_until(open_ended) == theirs.generate_until(open_ended)
 
 
 def test_options_that_the_model_would_not_heed_are_refused(tmp_path: Path) -> None:

@@ -335,11 +335,11 @@ def _holds(ends: list[str], text: str) -> bool:
 
 
 def foretell(reader: Reader, requests: Sequence[Any], tell: Tell) -> list[Response]:
-    """Log-likelihoods of whole texts."""
+    """Log-likelihoods of whole texts; where they are longer than the model takes, window by window, as the
+    harness cuts them."""
     lines = [Line.of(reader.tokenizer.encode(request.args[0])) for request in requests]
-    return [
-        Response(-float(np.nansum(nats, dtype=np.float64))) for nats in reader.losses(lines, tell)
-    ]
+    losses = reader.losses(lines, tell, step=reader.limit)
+    return [Response(-float(np.nansum(nats, dtype=np.float64))) for nats in losses]
 
 
 RESPOND: dict[str, Callable[[Reader, Sequence[Any], Tell], list[Response]]] = {
