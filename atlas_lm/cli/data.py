@@ -66,6 +66,15 @@ def _wrong(found: "Found") -> list[str]:
     ]
 
 
+def _size(count: int) -> str:
+    """Bytes as they are read.
+
+    >>> _size(2481), _size(13 << 20)
+    ('2 KiB', '13.0 MiB')
+    """
+    return f"{count / 2**20:.1f} MiB" if count >= 2**20 else f"{count / 2**10:.0f} KiB"
+
+
 def _show(records: list[dict[str, Any]]) -> None:
     from atlas_lm.data.library import data_folder
 
@@ -73,7 +82,7 @@ def _show(records: list[dict[str, Any]]) -> None:
     width = max(len(record["name"]) for record in records)
     for record in records:
         state = "DAMAGED" if record["wrong"] else states[record["state"]]
-        size = f"{record['bytes'] / 2**20:.1f} MiB"
+        size = _size(record["bytes"])
         typer.echo(f"{record['name']:{width}}  {state:11}  {size:>8}  {record['licence']}")
         kept = "" if record["state"] == "whole" else f"; in the package: {record['bundled']}"
         typer.echo(f"{'':{width}}  {record['what']}{kept}")

@@ -67,7 +67,10 @@ def evaluate(
         str | None,
         typer.Option(help="Train small models on mqar, mad or cued, and examine those; presets."),
     ] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Of --train.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Of --train. [default: 3000]")] = None,
+    width: Annotated[
+        int | None, typer.Option(min=16, help="Of the models of --train. [default: 64]")
+    ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each model with --train.")] = 1,
 ) -> None:
     """Examine a model. Contexts are streamed and never cut in silence; a killed run goes on where it was.
@@ -87,7 +90,8 @@ def evaluate(
         return
     try:
         if train is not None:
-            outcome = _train(tasks, train.split(","), out, steps, seeds, device)
+            changes = {"steps": steps, "width": width}
+            outcome = _train(tasks, train.split(","), out, changes, seeds, device)
         else:
             from atlas_lm.data.library import Library
             from atlas_lm.evaluate.tasks.options import Options
@@ -149,15 +153,21 @@ def _run(tasks: "list[Task]", reader: "Reader", out: Path, batch: int) -> "Outco
 
 
 def _train(
-    names: list[str], presets: list[str], out: Path, steps: int | None, seeds: int, device: str
+    names: list[str],
+    presets: list[str],
+    out: Path,
+    changes: dict[str, int | None],
+    seeds: int,
+    device: str,
 ) -> "Outcome":
     """Train and examine small models; what a folder already has is not trained again."""
-    from atlas_lm.evaluate.learning import learn_all
+    from atlas_lm.evaluate.learning import Recipe, learn_all
     from atlas_lm.evaluate.registry import row_tasks_by_name
 
     tasks = row_tasks_by_name(names)
+    recipe = Recipe(**{name: value for name, value in changes.items() if value is not None})
     with progress(sum(map(len, tasks.values())) * len(presets) * seeds) as tell:
-        return learn_all(tasks, presets, out, steps=steps, seeds=seeds, device=device, tell=tell)
+        return learn_all(tasks, presets, out, recipe=recipe, seeds=seeds, device=device, tell=tell)
 
 
 def _print(outcome: "Outcome") -> None:

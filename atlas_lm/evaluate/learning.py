@@ -106,7 +106,7 @@ def learn_all(
     presets: Sequence[str],
     folder: Path,
     *,
-    steps: int | None = None,
+    recipe: Recipe,
     seeds: int = 1,
     device: str = "cpu",
     tell: Callable[[str, float], object] = lambda run, share: None,
@@ -117,7 +117,6 @@ def learn_all(
         tasks: by name and cell.
         tell: called with the name of a run and the share of it that was just done.
     """
-    recipe = Recipe() if steps is None else Recipe(steps=steps)
     for preset in presets:
         _configure(preset)  # unknown ones are refused before anything is trained
     settings: Any = {n: {c: _settings(t) for c, t in cells.items()} for n, cells in tasks.items()}
@@ -134,7 +133,8 @@ def learn_all(
         journal.add([{"id": run, "task": name, "model": preset, "seed": seed, **found}])
     outcome = Outcome(rows=_rows([journal.records[run] for run in wanted]), refusals=[])
     about = {
-        "model": f"trained on the spot: {', '.join(presets)}",
+        "model": f"trained on the spot, {recipe.layers} layers of width {recipe.width}",
+        "presets": ", ".join(presets),
         **asdict(recipe),
         "seeds": seeds,
     }
@@ -286,7 +286,10 @@ def _rows(records: Sequence[Record]) -> list[Row]:
 def _row(task: str, model: str, cell: str, records: Sequence[Record]) -> Row:
     scores = [float(record["scores"][cell]) for record in records]
     count = records[0]["rows"]
-    low, high = (min(scores), max(scores)) if len(scores) > 1 else wilson(scores[0], count)
+    if len(scores) > 1:
+        low, high, range = min(scores), max(scores), f"the worst and best of {len(scores)} runs"
+    else:
+        (low, high), range = wilson(scores[0], count), Row.range
     return Row(
         task=task,
         cell={"model": model, AXES.get(task, "task"): cell},
@@ -295,4 +298,5 @@ def _row(task: str, model: str, cell: str, records: Sequence[Record]) -> Row:
         count=count * len(scores),
         low=low,
         high=high,
+        range=range,
     )

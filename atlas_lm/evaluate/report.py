@@ -69,7 +69,8 @@ def _list(rows: Sequence[Row]) -> Table:
     header = [*rows[0].cell, "metric", "value", "samples", "notes"]
     if not any(row.notes for row in rows):
         header, lines = header[:-1], [line[:-1] for line in lines]
-    below = "Shares in %, with 95 % intervals." if any(row.is_share for row in rows) else ""
+    shares = [row for row in rows if row.is_share]
+    below = f"Shares in %, with {shares[0].range}." if shares else ""
     return Table(title=rows[0].task, header=header, lines=lines, below=below)
 
 
@@ -87,7 +88,7 @@ def _grid(rows: Sequence[Row], down: str, across: str) -> Table:
         lines.append(line)
     counts = sorted({row.count for row in rows})
     told = " to ".join(map(str, dict.fromkeys([counts[0], counts[-1]])))
-    unit = f"{rows[0].metric} in %, with 95 % intervals" if rows[0].is_share else rows[0].metric
+    unit = f"{rows[0].metric} in %, with {rows[0].range}" if rows[0].is_share else rows[0].metric
     below = " ".join([f"{unit[0].upper()}{unit[1:]}; {told} samples a cell.", *notes])
     return Table(
         title=rows[0].task, header=[f"{down} \\ {across}", *columns], lines=lines, below=below

@@ -32,8 +32,9 @@ class Row:
     metric: str
     value: float
     count: int  # samples
-    low: float | None = None  # of its interval, 95 %
+    low: float | None = None  # of its range
     high: float | None = None
+    range: str = "95 % intervals"
     notes: tuple[str, ...] = field(default=())
 
     @property

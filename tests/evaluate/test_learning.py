@@ -72,13 +72,13 @@ def test_several_sizes_are_learned_together_from_few_to_many(monkeypatch) -> Non
 
 def test_what_a_folder_has_is_not_trained_again(tmp_path: Path, monkeypatch) -> None:
     tasks = {"mqar": {"2": MQAR(vocab_size=64, pairs=2, length=8)}, "mad": {"c": Compression()}}
-    monkeypatch.setattr(learning, "Recipe", lambda steps: Recipe(steps=steps, tokens=64, tests=4))
+    recipe = Recipe(steps=2, tokens=64, tests=4)
     told: list[float] = []
     first = learn_all(
         tasks,
         ["transformer", "deltanet"],
         tmp_path,
-        steps=2,
+        recipe=recipe,
         seeds=2,
         tell=lambda run, share: told.append(share),
     )
@@ -95,9 +95,11 @@ def test_what_a_folder_has_is_not_trained_again(tmp_path: Path, monkeypatch) -> 
         "table.md",
         "mqar.png",
     }
+    table = (tmp_path / "table.md").read_text()
+    assert "with the worst and best of 2 runs" in table and "95 %" not in table
     lines = (tmp_path / "records.jsonl").read_text()
     monkeypatch.setattr(learning, "train", None)  # whoever trains now fails
-    assert learn_all(tasks, ["transformer", "deltanet"], tmp_path, steps=2, seeds=2) == first
+    assert learn_all(tasks, ["transformer", "deltanet"], tmp_path, recipe=recipe, seeds=2) == first
     assert (tmp_path / "records.jsonl").read_text() == lines
     record = json.loads(lines.splitlines()[0])
     assert record["id"] == "mqar/2/transformer/0" and record["parameters"] > 1000
