@@ -25,13 +25,11 @@ from atlas_lm.data.sentences import Sentences, collection, essay_sentences
 from atlas_lm.data.words import ADJECTIVES, NOUNS
 
 ANSWER_TOKENS = 128  # of an answer, counted into the length
-DEPTHS = np.round(np.linspace(0, 100, 40)).astype(
-    np.int64
-)  # per cent of a text at which needles may stand
+# per cent of a text at which needles may stand
+DEPTHS = np.round(np.linspace(0, 100, 40)).astype(np.int64)
 LINES = 4096  # of the smallest haystack of needles; each larger one has 4 times as many
-ASKED_FOR = (
-    10  # one pair of words in so many is a key that is asked for, the others are for haystacks
-)
+# one pair of words in so many is a key that is asked for, the others are for haystacks
+ASKED_FOR = 10
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,9 +7,8 @@ from typing import Any, Protocol
 from atlas_lm.evaluate.intervals import wilson
 from atlas_lm.evaluate.reader import Reader, Tell
 
-Cell = Mapping[
-    str, str
-]  # what a line of the table is about, e.g. {"question": "qa1", "length": "4k"}
+# what a line of the table is about, e.g. {"question": "qa1", "length": "4k"}
+Cell = Mapping[str, str]
 Record = dict[str, Any]
 
 
