@@ -161,12 +161,12 @@ def _train(
     device: str,
 ) -> "Outcome":
     """Train and examine small models; what a folder already has is not trained again."""
-    from atlas_lm.evaluate.learning import Recipe, learn_all
+    from atlas_lm.evaluate.learning import Recipe, groups, learn_all
     from atlas_lm.evaluate.registry import row_tasks_by_name
 
     tasks = row_tasks_by_name(names)
     recipe = Recipe(**{name: value for name, value in changes.items() if value is not None})
-    with progress(sum(map(len, tasks.values())) * len(presets) * seeds) as tell:
+    with progress(len(groups(tasks)) * len(presets) * seeds) as tell:
         return learn_all(tasks, presets, out, recipe=recipe, seeds=seeds, device=device, tell=tell)
 
 

@@ -1,13 +1,22 @@
-"""Progress of long commands on a terminal, with the time that is left."""
+"""Progress of long commands, with the time that is left: a bar on a terminal, a line now and then elsewhere."""
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
+
+EVERY = 30.0  # seconds between lines, where there is no terminal
+
+Tell = Callable[[str, float], None]  # takes what is being done and how much of the total was just done
 
 
 @contextmanager
-def progress(total: float) -> Iterator[Callable[[str, float], None]]:
-    """A bar; gives a function that takes what is being done and how much of the total was just done."""
+def progress(total: float) -> Iterator[Tell]:
+    """Shows how much of the total is done, on standard error."""
+    if not sys.stderr.isatty():
+        yield _lines(total)
+        return
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -25,13 +34,42 @@ def progress(total: float) -> Iterator[Callable[[str, float], None]]:
         TextColumn("left"),
         TimeRemainingColumn(),
     )
-    console = Console(stderr=True)
-    with Progress(
-        *columns, console=console, transient=True, disable=not sys.stderr.isatty()
-    ) as bar:
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         place = bar.add_task("", total=total)
 
-        def tell(what: str, done: float) -> None:
-            bar.update(place, advance=done, description=what)
+        def tell(what: str, more: float) -> None:
+            bar.update(place, advance=more, description=what)
 
         yield tell
+
+
+def _lines(total: float) -> Tell:
+    """For logs. What is left is told by the pace since the line before: what an earlier run had done comes
+    all at once and says nothing of it."""
+    began = shown = time.monotonic()
+    done = since = 0.0
+
+    def tell(what: str, more: float) -> None:
+        nonlocal shown, done, since
+        done, since = done + more, since + more
+        now = time.monotonic()
+        if now - shown < EVERY:
+            return
+        left = max(0.0, total - done) * (now - shown) / since if since else float("inf")
+        share = 100 * done / total if total else 100.0
+        print(
+            f"{what}: {share:.0f} %, {_clock(now - began)}, left {_clock(left)}",
+            file=sys.stderr,
+            flush=True,
+        )
+        shown, since = now, 0.0
+
+    return tell
+
+
+def _clock(seconds: float) -> str:
+    """
+    >>> _clock(3725.4), _clock(float("inf"))
+    ('1:02:05', 'unknown')
+    """
+    return "unknown" if seconds == float("inf") else str(timedelta(seconds=int(seconds)))

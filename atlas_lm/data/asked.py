@@ -11,4 +11,5 @@ class Asked:
     prompt: Prompt  # all that is said to the model
     lead: str = ""  # how its answer begins; said for it
     targets: tuple[str, ...]  # what the answer should hold
+    most: int  # tokens of the answer
     notes: dict[str, Any] = field(default_factory=dict)  # for the record: where things stand

@@ -71,6 +71,8 @@ def ask(task: str, hidden: Hidden, style: str = "published") -> Prompt:
 def is_right(task: str, question: Question, answer: str) -> bool:
     """Scoring as published: the first sentence names the target, and no other label but those asked with.
 
+    Mended: in the published scoring of qa7 "none" names "one" too, so that it is never right.
+
     >>> asked = Question(facts=(), question="Where is Mary?", answer="garden", support=())
     >>> is_right("qa1", asked, "Mary is in the garden. Or in the office.")
     True
@@ -85,7 +87,13 @@ def is_right(task: str, question: Question, answer: str) -> bool:
 
 
 def _named(task: str, text: str) -> set[str]:
-    return {label for label in LABELS[task] if label in text}
+    """The labels in a text; one that stands inside another, longer label is not named by it."""
+    found = set()
+    for label in sorted(LABELS[task], key=len, reverse=True):
+        if label in text:
+            found.add(label)
+            text = text.replace(label, "\n")
+    return found
 
 
 def parse_length(text: str, kilo: int = 1000) -> int:
@@ -106,5 +114,7 @@ def parse_length(text: str, kilo: int = 1000) -> int:
 @functools.cache
 def _published() -> dict[str, dict[str, str]]:
     """Instruction, examples and closing words of each task, as the benchmark has them."""
-    words: dict[str, dict[str, str]] = json.loads((BUNDLED / "babilong_prompts.json").read_text())
+    words: dict[str, dict[str, str]] = json.loads(
+        (BUNDLED / "babilong_prompts.json").read_text(encoding="utf-8")
+    )
     return words

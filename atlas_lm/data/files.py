@@ -57,7 +57,7 @@ def _without(stories: list[Story], others: list[Story]) -> list[Story]:
 def babilong_indices(library: Library | None = None) -> dict[str, list[int]]:
     """Of each task the 100 test questions of the published sets."""
     path = (library or Library()).find("babilong").paths[0]
-    found: dict[str, list[int]] = json.loads(path.read_text())
+    found: dict[str, list[int]] = json.loads(path.read_text(encoding="utf-8"))
     return found
 
 
@@ -81,11 +81,16 @@ def json_lines(name: str, library: Library | None = None) -> list[dict[str, Any]
 
 def wikitext(split: str, library: Library | None = None) -> str:
     """The raw text of WikiText's test or validation split."""
-    places = {"test": 0, "validation": 1}
-    if split not in places:
+    parts = {"test": ".test.", "validation": ".valid."}
+    if split not in parts:
         raise ValueError(f"WikiText's split is {split!r}, wanted test or validation")
-    path = (library or Library()).find("wikitext").paths[places[split]]
-    with lzma.open(path, "rt", encoding="utf-8", newline="") as file:
+    paths = (library or Library()).find("wikitext").paths
+    chosen = [path for path in paths if parts[split] in path.name]
+    if not chosen:
+        raise ValueError(
+            f"WikiText's {split} file is not beside {paths[0]}; `atlas data` says where to get it"
+        )
+    with lzma.open(chosen[0], "rt", encoding="utf-8", newline="") as file:
         return file.read()
 
 

@@ -35,9 +35,7 @@ def gpt2_tokenizer() -> Tokenizer:
 def count_tokens(texts: list[str]) -> list[int]:
     """Tokens of each text."""
     counts: list[int] = []
-    for first in range(
-        0, len(texts), BATCH
-    ):  # what is found of a text takes a hundred times its size
+    for first in range(0, len(texts), BATCH):  # what is found takes a hundred times a text's size
         found = gpt2_tokenizer().encode_batch_fast(texts[first : first + BATCH])
         counts += map(len, found)
     return counts

@@ -95,10 +95,10 @@ class InContextRecall(Task):
         told = random.randint(known // 2, known, known // 2, dtype=np.int64)  # each key's value
         keys = random.randint(0, known // 2, last + 1, dtype=np.int64)
         noise = random.random_sample(last) < self.frac_noise  # of the pairs before the last
-        noise[random.randint(last)] = False  # so that there is a key to ask for
+        noise[random.randint(last, dtype=np.int64)] = False  # so that there is a key to ask for
         pairs = np.flatnonzero(~noise)
         shown, first = np.unique(keys[pairs], return_index=True)
-        keys[last] = shown[random.randint(len(shown))]
+        keys[last] = shown[random.randint(len(shown), dtype=np.int64)]
         asked = np.append(np.delete(pairs, first), last)
         tokens = np.stack([keys, told[keys]], axis=1)
         targets = np.full_like(tokens, NOTHING)
@@ -193,7 +193,7 @@ class FuzzyInContextRecall(Task):
         """The pairs of a row in order, the probe last."""
         (probe, answer), *drawn = self._pairs(random, training)
         size = len(probe) + len(answer)
-        place = random.randint(self.seq_len - 2 * size)
+        place = random.randint(self.seq_len - 2 * size, dtype=np.int64)
         end = self.seq_len - size - self.k_motif_size - self.v_motif_size
         told, tokens = {probe: answer}, 0
         story: list[tuple[Motif, Motif]] = []

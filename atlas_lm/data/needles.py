@@ -6,6 +6,7 @@ drawn from words of our own.
 """
 
 import functools
+import hashlib
 import json
 import uuid
 from collections.abc import Iterator, Sequence
@@ -67,7 +68,9 @@ def hide_needles(kind: str, length: int, library: Library | None, *name: int | s
     if kind not in KINDS:
         raise ValueError(f"kind of needles is {kind!r}, wanted one of {', '.join(KINDS)}")
     random, chosen = draw("needles", kind, *name), KINDS[kind]
-    told = {_key(chosen.key, random): _values(chosen, random) for _ in range(chosen.keys)}
+    told: dict[str, list[str]] = {}
+    while len(told) < chosen.keys:
+        told.setdefault(_key(chosen.key, random), _values(chosen, random))
     needles = [_needle(chosen.value, key, value) for key in told for value in told[key]]
     needles = [needles[i] for i in random.permutation(len(needles))]
     asked = [list(told)[i] for i in random.permutation(len(told))[: chosen.queries]]
@@ -79,6 +82,7 @@ def hide_needles(kind: str, length: int, library: Library | None, *name: int | s
         prompt=context.within(before, question),
         lead=lead,
         targets=tuple(value for key in asked for value in told[key]),
+        most=ANSWER_TOKENS,
         notes={"places": places},
     )
 
@@ -96,20 +100,23 @@ def _haystack(
     kind: Needles, needles: list[str], room: int, library: Library | None, random: RandomState
 ) -> tuple[Prompt, list[int]]:
     """The context of at most `room` tokens beside the needles, and where they stand in it."""
+    among: Sequence[Running]
     if kind.haystack == "essays":
-        essays = background(essay_sentences(library), max(room, 0), random, repeat=True)
-        sentences = sum(map(len, essays))
+        among = background(essay_sentences(library), max(room, 0), random, repeat=True)
+    else:
+        among = [_noise(room) if kind.haystack == "noise" else _other_needles(kind, room, random)]
+    sentences = sum(map(len, among))
+    if sentences < len(needles):
+        raise ValueError(
+            f"{len(needles)} needles and their question leave {max(room, 0)} tokens for a haystack, too few; "
+            "take a longer length"
+        )
+    if kind.haystack == "essays":
         depths = random.permutation(DEPTHS)[: len(needles)]
         places = sorted(int(sentences * depth / 100) for depth in depths)
-        return hide(needles, essays, places), places
-    lines = _noise(room) if kind.haystack == "noise" else _other_needles(kind, room, random)
-    places = sorted(random.permutation(len(lines))[: len(needles)].tolist())
-    if len(places) < len(needles):
-        raise ValueError(
-            f"{len(needles)} needles and their question leave {room} tokens for a haystack, too few; take a "
-            "longer length"
-        )
-    return hide(needles, [lines], places, lead="\n"), places
+        return hide(needles, among, places), places
+    places = sorted(random.permutation(sentences)[: len(needles)].tolist())
+    return hide(needles, among, places, lead="\n"), places
 
 
 def _noise(room: int) -> Running:
@@ -119,6 +126,7 @@ def _noise(room: int) -> Running:
 
 def _other_needles(kind: Needles, room: int, random: RandomState) -> Running:
     """A stretch of a large collection of needles, from a random place on."""
+    room = max(room, 0)
     lines, source = LINES, _collection(kind, LINES)
     while lines * source.tokens() / len(source) < 2 * room:
         lines *= 4
@@ -129,8 +137,15 @@ def _other_needles(kind: Needles, room: int, random: RandomState) -> Running:
 
 
 def _collection(kind: Needles, lines: int) -> Sentences:
-    name = f"needles-{kind.key}-{kind.value}-{lines}"
+    name = f"needles-{kind.key}-{kind.value}-{lines}-{_made_of()}"
     return collection(name, lambda: [("needles", list(_lines(kind, lines)))])
+
+
+@functools.cache
+def _made_of() -> str:
+    """Tells collections apart that were made of other words."""
+    words = json.dumps([ruler_words()["needle"], ADJECTIVES, NOUNS, ASKED_FOR])
+    return hashlib.sha256(words.encode()).hexdigest()[:16]
 
 
 def _lines(kind: Needles, lines: int) -> Iterator[str]:
@@ -182,5 +197,5 @@ def _uuid(random: RandomState) -> str:
 @functools.cache
 def ruler_words() -> dict[str, Any]:
     """The sentences of RULER."""
-    words: dict[str, Any] = json.loads((BUNDLED / "ruler_prompts.json").read_text())
+    words: dict[str, Any] = json.loads((BUNDLED / "ruler_prompts.json").read_text(encoding="utf-8"))
     return words

@@ -113,7 +113,7 @@ def poison(attack: str, strength: int, style: str, *name: int | str) -> Asked:
     text = f"{told}{hostile}"
     # a question on a line of its own ends the text; in letters the white space belongs to the facts
     prompt = text.rstrip() + question if question.startswith("\n") else text + question
-    return Asked(prompt=join([prompt]), lead=lead, targets=(value,))
+    return Asked(prompt=join([prompt]), lead=lead, targets=(value,), most=written.answer_tokens)
 
 
 def _noise(

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -81,11 +81,16 @@ class Repeat:
             yield self.line * min(BLOCK, self.times - first)
 
     def ids(self, tokenizer: Tokenizer) -> Ids:
-        return np.tile(np.array(tokenizer.encode(self.line), dtype=np.uint32), self.times)
+        return np.tile(_line_ids(self.line, tokenizer), self.times)
 
     @property
     def tokens(self) -> int:
         return self.times * count_tokens([self.line])[0]
+
+
+@lru_cache(maxsize=64)  # samples repeat the same few lines, several times each
+def _line_ids(line: str, tokenizer: Tokenizer) -> Ids:
+    return np.array(tokenizer.encode(line), dtype=np.uint32)
 
 
 Part = str | Running
@@ -113,8 +118,9 @@ class Prompt:
         """Its ids, piece by piece; those of running text come from the disk where the tokenizer allows it."""
         if not cuts_freely(tokenizer):
             return [np.array(tokenizer.encode(self.text()), dtype=np.int64)]
+        told = iter(tokenizer.encode_all([part for part in self.parts if isinstance(part, str)]))
         return [
-            np.array(tokenizer.encode(part)) if isinstance(part, str) else part.ids(tokenizer)
+            np.array(next(told)) if isinstance(part, str) else part.ids(tokenizer)
             for part in self.parts
         ]
 

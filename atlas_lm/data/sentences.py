@@ -153,7 +153,7 @@ def _open(path: Path) -> Sentences:
         return np.load(path / f"{name}.npy")
 
     text = np.load(path / "text.npy", mmap_mode="r")
-    names = tuple(json.loads((path / "names.json").read_text()))
+    names = tuple(json.loads((path / "names.json").read_text(encoding="utf-8")))
     parts = {name: load(name) for name in ("starts", "counts", "borders")}
     return Sentences(folder=path, names=names, text=text, **parts)
 
@@ -180,7 +180,7 @@ def _build(texts: Iterable[tuple[str, list[str]]], folder: Path) -> None:
     np.save(folder / "starts.npy", _sums([len(part) for part in parts]))
     np.save(folder / "counts.npy", _sums(counts))
     np.save(folder / "borders.npy", np.array(borders, dtype=np.int64))
-    (folder / "names.json").write_text(json.dumps(names))
+    (folder / "names.json").write_text(json.dumps(names), encoding="utf-8")
 
 
 def _encode(sentences: Sentences, tokenizer: Tokenizer, folder: Path) -> None:

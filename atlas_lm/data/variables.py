@@ -16,7 +16,7 @@ from atlas_lm.data.prompt import Prompt, Repeat
 
 ANSWER_TOKENS = 30  # of an answer, counted into the length
 HOPS = 4  # assignments of a variable to the next
-EXAMPLE_LINES = 5  # of noise in the example before the task
+EXAMPLE_LINES = 10  # of noise in the example before the task
 LETTERS = 5  # of a variable's name
 EXAMPLE_LETTERS = 3  # in the example
 
@@ -41,7 +41,13 @@ def hide_chain(length: int, *name: int | str) -> Asked:
         )
     context, places = _among(chain, lines, random)
     prompt = context.within(example + before, question)
-    return Asked(prompt=prompt, lead=lead, targets=tuple(names), notes={"places": places})
+    return Asked(
+        prompt=prompt,
+        lead=lead,
+        targets=tuple(names),
+        most=ANSWER_TOKENS,
+        notes={"places": places},
+    )
 
 
 def _example(random: RandomState) -> str:

@@ -123,7 +123,7 @@ def learn_all(
     what = {"presets": list(presets), "tasks": settings, "recipe": asdict(recipe)}
     journal = open_journal(folder, what)
     wanted = []
-    for (name, cells), preset, seed in product(_groups(tasks), presets, range(seeds)):
+    for (name, cells), preset, seed in product(groups(tasks), presets, range(seeds)):
         run = f"{name}/{'+'.join(cells)}/{preset}/{seed}"
         wanted.append(run)
         if run in journal.records:
@@ -142,7 +142,7 @@ def learn_all(
     return outcome
 
 
-def _groups(
+def groups(
     tasks: Mapping[str, Mapping[str, RowTask]],
 ) -> list[tuple[str, Mapping[str, RowTask]]]:
     """What is learned together: MQAR of all sizes by one model, other tasks each by its own."""

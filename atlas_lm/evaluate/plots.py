@@ -13,6 +13,7 @@ from atlas_lm.evaluate.task import Row
 # Okabe and Ito: told apart by colour-blind readers too; markers differ as well
 COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+DASHES = ("-", "--", ":")  # where there are more lines than colours
 
 
 def draw(rows: Sequence[Row], axis: str, title: str, path: Path) -> None:
@@ -46,7 +47,8 @@ def _kind(row: Row, axis: str) -> str:
 def _line(axes: Axes, rows: Sequence[Row], places: list[int], kind: str, i: int) -> None:
     colour, marker = COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]
     values = [row.value for row in rows]
-    axes.plot(places, values, color=colour, marker=marker, markersize=5, label=kind or None)
+    [line] = axes.plot(places, values, color=colour, marker=marker, label=kind or None)
+    line.set(markersize=5, linestyle=DASHES[i // len(COLOURS) % len(DASHES)])
     if all(row.is_share for row in rows):
         low = [row.low or 0.0 for row in rows]
         high = [row.high or 0.0 for row in rows]

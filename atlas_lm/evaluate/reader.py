@@ -186,6 +186,11 @@ class Reader:
                 found[row][fresh : start + len(part)] = part[first:]
         return [part[len(self.prefix) :] for part in found]
 
+    def window(self, line: Line) -> int | None:
+        """Tokens of the windows in which `losses` reads a line; None: it is read as a whole."""
+        whole = self.limit is None or len(self.prefix) + len(line) <= self.limit + 1
+        return None if whole else self.limit
+
     def _losses(self, lines: list[Line], tell: Tell) -> list[NDArray[np.float32]]:
         """As `losses`, of lines that the model takes at once."""
         session = self.start()

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from atlas_lm.evaluate.runner import Outcome, Refusal
-from atlas_lm.evaluate.task import Row
+from atlas_lm.evaluate.task import AVERAGE, Row
 
 MARKED = "†"  # at numbers with a note
 
@@ -86,7 +86,7 @@ def _grid(rows: Sequence[Row], down: str, across: str) -> Table:
             line.append("" if row is None else value_text(row) + (MARKED if row.notes else ""))
             notes += [] if row is None else [f"{MARKED} {name}, {column}: {n}." for n in row.notes]
         lines.append(line)
-    counts = sorted({row.count for row in rows})
+    counts = sorted({row.count for row in rows if AVERAGE not in row.cell.values()})
     told = " to ".join(map(str, dict.fromkeys([counts[0], counts[-1]])))
     unit = f"{rows[0].metric} in %, with {rows[0].range}" if rows[0].is_share else rows[0].metric
     below = " ".join([f"{unit[0].upper()}{unit[1:]}; {told} samples a cell.", *notes])

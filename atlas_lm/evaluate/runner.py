@@ -47,15 +47,13 @@ def run(
     rows: list[Row] = []
     refusals: list[Refusal] = []
     for task in tasks:
-        samples = task.samples()
-        for cell in _cells(samples):
+        found: list[Record] = []
+        for cell in _cells(task.samples()):
             refusal = _run_cell(task, cell, reader, journal, batch, tell)
-            if refusal is not None:
+            if refusal is None:
+                found += [journal.records[sample.id] for sample in cell]
+            else:  # what came before the sample that does not fit stays in the journal, and is no result
                 refusals.append(refusal)
-        wanted = {sample.id for sample in samples}
-        found = [journal.records[i] for i in journal.records if i in wanted]
-        order = {sample.id: place for place, sample in enumerate(samples)}
-        found.sort(key=lambda record: order[record["id"]])
         rows += task.rows(found) if found else []
     return Outcome(rows=rows, refusals=refusals)
 

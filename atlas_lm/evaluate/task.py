@@ -10,6 +10,7 @@ from atlas_lm.evaluate.reader import Reader, Tell
 # what a line of the table is about, e.g. {"question": "qa1", "length": "4k"}
 Cell = Mapping[str, str]
 Record = dict[str, Any]
+AVERAGE = "average"  # stands in a cell for all that it was taken over
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,30 +70,61 @@ class Task(Protocol):
         ...
 
 
-def share_rows(
-    task: str, records: Sequence[Record], metric: str = "accuracy", score: str = "score"
-) -> list[Row]:
-    """Of every cell the mean score with its interval."""
+def share_rows(task: str, records: Sequence[Record], weight: str | None = None) -> list[Row]:
+    """Of every cell the mean score with its interval.
+
+    weight: the entry of a record that says how much it counts; None: all the same.
+    """
     cells: dict[tuple[tuple[str, str], ...], list[Record]] = {}
     for record in records:
         cells.setdefault(tuple(record["cell"].items()), []).append(record)
     rows = []
     for cell, found in cells.items():
-        value = sum(float(record[score]) for record in found) / len(found)
-        low, high = wilson(value, len(found))
-        rows.append(
-            Row(
-                task=task,
-                cell=dict(cell),
-                metric=metric,
-                value=value,
-                count=len(found),
-                low=low,
-                high=high,
-                notes=truncation(found),
-            )
-        )
+        weights = [1.0 if weight is None else float(record[weight]) for record in found]
+        scores = [float(record["score"]) for record in found]
+        value = sum(w * s for w, s in zip(weights, scores, strict=True)) / sum(weights)
+        rows.append(_share(task, dict(cell), value, len(found), truncation(found)))
     return rows
+
+
+def averages(rows: Sequence[Row], over: str) -> list[Row]:
+    """The mean of rows that differ in one entry of their cells alone, wherever none of them is missing.
+
+    >>> one, two = (Row(task="t", cell={"q": q, "l": "1k"}, metric="accuracy", value=v, count=5)
+    ...             for q, v in (("a", 0.2), ("b", 0.6)))
+    >>> [mean] = averages([one, two], over="q")
+    >>> mean.cell, mean.value, mean.count
+    ({'q': 'average', 'l': '1k'}, 0.4, 10)
+    """
+    kinds = {row.cell[over] for row in rows}
+    groups: dict[tuple[tuple[str, str], ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(tuple(({**row.cell, over: AVERAGE}).items()), []).append(row)
+    return [
+        _share(
+            rows[0].task,
+            dict(cell),
+            sum(row.value for row in found) / len(found),
+            sum(row.count for row in found),
+            ("some of what it is made of is marked",) if any(row.notes for row in found) else (),
+        )
+        for cell, found in groups.items()
+        if len(found) == len(kinds) > 1
+    ]
+
+
+def _share(task: str, cell: Cell, value: float, count: int, notes: tuple[str, ...]) -> Row:
+    low, high = wilson(value, count)
+    return Row(
+        task=task,
+        cell=cell,
+        metric="accuracy",
+        value=value,
+        count=count,
+        low=low,
+        high=high,
+        notes=notes,
+    )
 
 
 def truncation(records: Sequence[Record]) -> tuple[str, ...]:

@@ -59,6 +59,16 @@ def test_part_of_the_files_is_told_as_a_part(tmp_path: Path) -> None:
     assert "1 of 4 files" in Library(folder=tmp_path).find("books/train").description
 
 
+def test_wikitext_of_another_split_does_not_stand_in(tmp_path: Path) -> None:
+    [valid] = [f.path for f in catalogue()["wikitext"].files if ".valid." in f.path]
+    (tmp_path / valid).parent.mkdir()
+    shutil.copy(BUNDLED / valid, tmp_path / valid)
+    library = Library(folder=tmp_path)
+    assert wikitext("validation", library) == wikitext("validation", Library(small=True))
+    with pytest.raises(ValueError, match="WikiText's test file is not beside"):
+        wikitext("test", library)
+
+
 def test_fingerprints_tell_contents_apart(tmp_path: Path) -> None:
     one = Library().find("piqa").fingerprint
     target = tmp_path / "commonsense" / "piqa_validation.jsonl.xz"

@@ -62,6 +62,16 @@ def test_a_sample_has_its_length(kind: str, length: int) -> None:
     assert asked.prompt.tokens == len(gpt2_tokenizer().encode(asked.prompt.text()))
 
 
+@pytest.mark.parametrize("kind", [name for name, kind in KINDS.items() if kind.keys > 1])
+def test_keys_differ(kind: str) -> None:
+    """Word pairs are few enough that two draws in some thousands meet."""
+    for index in range(600):
+        asked = needles(kind, 1024, index)
+        wanted = KINDS[kind]
+        assert len(set(read_needles(asked))) == wanted.keys
+        assert len(set(asked.targets)) == wanted.queries * wanted.values
+
+
 def test_kinds_of_values_and_haystacks() -> None:
     assert UUID.fullmatch(needles("single_3", 2048, 0).targets[0])
     assert re.fullmatch(r"\d{7}", needles("single_2", 2048, 0).targets[0])
@@ -121,6 +131,10 @@ def test_what_is_too_short_or_unknown_is_refused() -> None:
         hide_chain(300, 0, 0)
     with pytest.raises(ValueError, match="take a longer"):
         needles("single_1", 200, 0)
+    with pytest.raises(ValueError, match="4 needles and their question leave 0 tokens"):
+        needles("multiquery", 200, 0)
+    with pytest.raises(ValueError, match="1 needles and their question leave 0 tokens"):
+        needles("multikey_2", 200, 0)
     with pytest.raises(ValueError, match="wanted one of single_1"):
         needles("single_9", 1024, 0)
 
@@ -136,7 +150,7 @@ def test_the_same_name_gives_the_same_bytes() -> None:
         for attack in ATTACKS:
             asked = poison(attack, 5, style, 0, 3)
             digest.update((asked.prompt.text() + asked.lead + str(asked.targets)).encode())
-    assert digest.hexdigest()[:16] == "eac0dc037594d74e"
+    assert digest.hexdigest()[:16] == "544fc96b10f5169f"
 
 
 def read_facts(style: str, text: str) -> list[tuple[str, str]]:

@@ -9,6 +9,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from atlas_lm.data import babilong
+from atlas_lm.data.babi import TASKS
 from atlas_lm.data.draws import draw
 from atlas_lm.data.files import babi_questions
 from atlas_lm.data.gpt2 import gpt2_tokenizer
@@ -209,6 +210,14 @@ def test_published_prompts_frame_the_context() -> None:
 )
 def test_scoring_as_published(task: str, index: int, answer: str, right: bool) -> None:
     assert babilong.is_right(task, babi_questions(task, "test")[index], answer) == right
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_answer_of_every_question_is_right(task: str) -> None:
+    """With the scoring as published no answer `none` would be, because `one` is in it."""
+    for question in babi_questions(task, "test"):
+        assert babilong.is_right(task, question, question.answer)
+        assert not babilong.is_right(task, question, "Silence")
 
 
 def test_lists_of_things_count_as_sets() -> None:

@@ -13,7 +13,7 @@ from atlas_lm.evaluate.reader import Reader, TooLong
 from atlas_lm.evaluate.report import markdown, tables
 from atlas_lm.evaluate.results import evaluate
 from atlas_lm.evaluate.runner import Outcome, Refusal, run
-from atlas_lm.evaluate.task import Record, Row, Sample, share_rows
+from atlas_lm.evaluate.task import Record, Row, Sample, averages, share_rows
 from tests.evaluate.builders import reader
 
 
@@ -24,7 +24,7 @@ class Counting:
     axis = "length"
 
     def __init__(self, die_at: int | None = None, too_long: str | None = None) -> None:
-        self.die_at, self.too_long = die_at, too_long
+        self.die_at, self.too_long = die_at, too_long  # a batch; the beginning of a sample's id
         self.batches: list[list[str]] = []
 
     @property
@@ -39,7 +39,7 @@ class Counting:
         ]
 
     def examine(self, reader: Reader, samples: Sequence[Sample], tell: Any) -> list[Record]:
-        if samples[0].cell["length"] == self.too_long:
+        if self.too_long and any(s.id.startswith(self.too_long) for s in samples):
             raise TooLong("too long for this model")
         if self.die_at is not None and len(self.batches) == self.die_at:
             raise KeyboardInterrupt
@@ -103,8 +103,12 @@ def test_progress_counts_what_is_read_and_what_was_there(tmp_path: Path) -> None
     assert sum(told) == 2 * 100
 
 
-def test_cells_that_a_model_cannot_take_are_refused_and_others_run(tmp_path: Path) -> None:
-    outcome = evaluate([Counting(too_long="2k")], reader("memory"), tmp_path, batch=2)
+@pytest.mark.parametrize("too_long", ["counting/2k/", "counting/2k/4"])
+def test_cells_that_a_model_cannot_take_are_refused_and_others_run(
+    too_long: str, tmp_path: Path
+) -> None:
+    """Also when only their last sample does not fit: a part of a cell is no result."""
+    outcome = evaluate([Counting(too_long=too_long)], reader("memory"), tmp_path, batch=2)
     assert [row.cell["length"] for row in outcome.rows] == ["1k"]
     assert outcome.refusals == [
         Refusal(task="counting", cell={"length": "2k"}, reason="too long for this model")
@@ -167,6 +171,21 @@ def test_two_entries_make_a_grid_and_notes_are_marked() -> None:
     assert table.header == ["question \\ length", "1k", "2k"]
     assert table.lines == [["qa1", "100.0 (84–100)", "50.0 (30–70)†"], ["qa2", "0.0 (0–16)", ""]]
     assert table.below.endswith("20 samples a cell. † qa1, 2k: 3 of 20 truncated.")
+
+
+def test_averages_need_all_that_they_are_taken_over() -> None:
+    rows = [
+        row(1.0, question="qa1", length="1k"),
+        row(0.5, question="qa2", length="1k"),
+        row(0.5, question="qa1", length="2k"),  # at which qa2 was refused
+    ]
+    [mean] = averages(rows, over="question")
+    assert mean.cell == {"question": "average", "length": "1k"}
+    assert mean.value == 0.75 and mean.count == 40
+    assert (mean.low, mean.high) == wilson(0.75, 40)
+    [table] = tables([*rows, mean])
+    assert table.lines[-1] == ["average", "75.0 (60–86)", ""]
+    assert table.below.endswith("20 samples a cell.")
 
 
 def test_a_report_tells_what_was_run() -> None:

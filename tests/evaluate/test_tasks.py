@@ -48,9 +48,11 @@ def recall() -> Reader:
 def test_babilong(tmp_path: Path) -> None:
     found, records = outcome(["babilong"], tmp_path, lengths=("0k", "1k"), count=2)
     assert [tuple(row.cell.values()) for row in found.rows] == [
-        (f"qa{i}", length) for length in ("0k", "1k") for i in range(1, 6)
+        *((f"qa{i}", length) for length in ("0k", "1k") for i in range(1, 6)),
+        ("average", "0k"),
+        ("average", "1k"),
     ]
-    assert len(records) == 20 and all(row.count == 2 for row in found.rows)
+    assert len(records) == 20 and [row.count for row in found.rows] == [2] * 10 + [10] * 2
     first = records[0]
     assert first["id"] == "babilong/qa1/0k/1"  # the first of the published hundred
     assert first["question"] == "Where is Mary?" and first["targets"] == ["bathroom"]
@@ -63,7 +65,7 @@ def test_babilong_of_other_tasks_splits_and_styles(tmp_path: Path) -> None:
     found, records = outcome(
         ["babilong/qa7", "babilong/qa10"], tmp_path / "a", lengths=("0k",), count=3, style="plain"
     )
-    assert {row.cell["question"] for row in found.rows} == {"qa7", "qa10"}
+    assert [row.cell["question"] for row in found.rows] == ["qa7", "qa10", "average"]
     assert records[0]["prompt"].endswith("\nAnswer:")
     for split in ("train", "validation"):
         _, others = outcome(
@@ -81,7 +83,10 @@ def test_ruler(kind: str, tmp_path: Path) -> None:
         assert not found.rows and len(found.refusals) == 9
         assert "llama takes 96" in found.refusals[0].reason
     else:
-        assert len(found.rows) == 9 and all(0 <= record["score"] <= 1 for record in records)
+        assert len(found.rows) == 9 + 1 and all(0 <= record["score"] <= 1 for record in records)
+        most = {record["id"].split("/")[1]: record["gpt2_tokens"] for record in records}
+        assert most.pop("variables") <= 1024 - 30  # answers are as long as RULER lets them be
+        assert all(tokens <= 1024 - 128 for tokens in most.values())
 
 
 def test_ruler_truncated_is_marked(tmp_path: Path) -> None:
@@ -129,6 +134,15 @@ def test_books_by_position_and_context(tmp_path: Path) -> None:
     assert context.cell == {"context": "2k"} and context.metric == "nats per token"
     book = Library(small=True).find("books/test")
     assert book.sample and records[0]["book"] == "10449"
+
+
+@pytest.mark.parametrize(("name", "length"), [("books/position", "300"), ("enwik8", "400")])
+def test_windows_of_a_model_with_a_limit_are_told(name: str, length: str, tmp_path: Path) -> None:
+    """Such a model reads on in windows; a number from them is marked, one of a whole text is not."""
+    found, _ = outcome([name], tmp_path / "a", reader("llama"), lengths=(length,), count=1)
+    assert all(row.notes[-1].startswith("read in windows of 96 tokens") for row in found.rows)
+    found, _ = outcome([name], tmp_path / "b", reader("llama"), lengths=("90",), count=1)
+    assert not any("windows" in note for row in found.rows for note in row.notes)
 
 
 def test_the_loss_by_position_is_that_of_the_model(tmp_path: Path) -> None:

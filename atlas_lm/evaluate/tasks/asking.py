@@ -17,7 +17,6 @@ class Asking(ABC):
 
     name: str
     axis: str | None
-    answer_tokens: int  # at most
 
     @property
     @abstractmethod
@@ -41,8 +40,9 @@ class Asking(ABC):
     def examine(self, reader: Reader, samples: Sequence[Sample], tell: Tell) -> list[Record]:
         asked = [self.make(sample) for sample in samples]
         said = [reader.said(one.prompt, one.lead) for one in asked]
-        lines = [reader.line(text, self.answer_tokens) for text in said]
-        answers = reader.answers(lines, self.answer_tokens, self.complete, tell)
+        most = max(one.most for one in asked)
+        lines = [reader.line(text, most) for text in said]
+        answers = reader.answers(lines, most, self.complete, tell)
         return [
             {
                 "score": self.score(sample, one, answer),

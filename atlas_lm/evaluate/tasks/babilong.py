@@ -10,10 +10,11 @@ from atlas_lm.data.babi import TASKS, Question
 from atlas_lm.data.draws import draw
 from atlas_lm.data.files import babi_questions, babilong_indices
 from atlas_lm.data.sentences import Sentences, book_sentences
-from atlas_lm.evaluate.task import Sample
+from atlas_lm.evaluate.task import Record, Row, Sample, averages
 from atlas_lm.evaluate.tasks.asking import Asking
 from atlas_lm.evaluate.tasks.options import Options, first_few
 
+ANSWER_TOKENS = 20  # at most, as published
 COUNT = 100  # questions of a task in the published sets
 LENGTHS = ("0k", "1k", "2k", "4k", "8k")
 
@@ -27,7 +28,6 @@ class BABILong(Asking):
 
     name = "babilong"
     axis = "length"
-    answer_tokens = 20
 
     def __init__(self, questions: Sequence[str], options: Options) -> None:
         options.check(self.name, "lengths", "split", "style")
@@ -77,6 +77,7 @@ class BABILong(Asking):
         return Asked(
             prompt=babilong.ask(task, hidden, self._style),
             targets=(question.answer,),
+            most=ANSWER_TOKENS,
             notes={"question": question.question, "places": list(hidden.places)},
         )
 
@@ -86,6 +87,10 @@ class BABILong(Asking):
 
     def complete(self, answer: str) -> bool:
         return "." in answer  # only the first sentence counts
+
+    def rows(self, records: Sequence[Record]) -> list[Row]:
+        rows = super().rows(records)
+        return [*rows, *averages(rows, over="question")]
 
     @functools.cached_property
     def _books(self) -> Sentences:
@@ -101,6 +106,7 @@ class BABILong(Asking):
         order = draw("babilong", "order", self._options.split, task).permutation(there).tolist()
         known = babilong_indices(self._options.library) if self._options.split == "test" else {}
         first = known.get(task, [])
-        order = [*first, *(place for place in order if place not in set(first))]
+        known_places = set(first)
+        order = [*first, *(place for place in order if place not in known_places)]
         count = min(COUNT, there) if self._options.count is None else self._options.count
         return order[: first_few(count, there, f"{task} ({self._options.split})")]

@@ -112,12 +112,13 @@ class Harness:
         }
 
     def samples(self) -> list[Sample]:
-        """Questions in the order of their length, so that those side by side are alike."""
+        """Questions in the order of their length, so that those side by side are alike; the longest come
+        first, so that what a model cannot take shows at once."""
         made = [
             Sample(id=f"{self.name}/{index}", cell={}, index=index, tokens=_size(group))
             for index, group in enumerate(self._requests)
         ]
-        return sorted(made, key=lambda sample: (sample.tokens, sample.index))
+        return sorted(made, key=lambda sample: (-sample.tokens, sample.index))
 
     def examine(self, reader: Reader, samples: Sequence[Sample], tell: Tell) -> list[Record]:
         groups = [self._requests[sample.index] for sample in samples]

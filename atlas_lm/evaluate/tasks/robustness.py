@@ -37,7 +37,6 @@ class Robustness(Asking):
                 "facts, e.g. --lengths 0,16,256"
             )
         self._options = options
-        self.answer_tokens = STYLES[self._style].answer_tokens
 
     @property
     def settings(self) -> dict[str, Any]:

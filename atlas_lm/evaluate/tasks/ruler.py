@@ -6,7 +6,7 @@ from typing import Any
 from atlas_lm.data import needles, variables
 from atlas_lm.data.asked import Asked
 from atlas_lm.data.babilong import parse_length
-from atlas_lm.evaluate.task import Sample
+from atlas_lm.evaluate.task import Record, Row, Sample, averages
 from atlas_lm.evaluate.tasks.asking import Asking
 from atlas_lm.evaluate.tasks.options import Options
 
@@ -22,7 +22,6 @@ class Ruler(Asking):
 
     name = "ruler"
     axis = "length"
-    answer_tokens = needles.ANSWER_TOKENS
 
     def __init__(self, kinds: Sequence[str], options: Options) -> None:
         options.check(self.name, "lengths")
@@ -67,3 +66,7 @@ class Ruler(Asking):
 
     def score(self, sample: Sample, asked: Asked, answer: str) -> float:
         return needles.share_told(asked.targets, answer)
+
+    def rows(self, records: Sequence[Record]) -> list[Row]:
+        rows = super().rows(records)
+        return [*rows, *averages(rows, over="kind")]

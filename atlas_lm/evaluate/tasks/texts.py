@@ -48,8 +48,13 @@ class BooksByPosition:
     def examine(self, reader: Reader, samples: Sequence[Sample], tell: Tell) -> list[Record]:
         lines = [_beginning(self._books[s.index], reader.tokenizer, self._length) for s in samples]
         return [
-            {"book": self._books[sample.index][0], "tokens": len(nats), "nats": _by_position(nats)}
-            for sample, nats in zip(samples, reader.losses(lines, tell), strict=True)
+            {
+                "book": self._books[sample.index][0],
+                "tokens": len(nats),
+                "window": reader.window(line),
+                "nats": _by_position(nats),
+            }
+            for sample, line, nats in zip(samples, lines, reader.losses(lines, tell), strict=True)
         ]
 
     def rows(self, records: Sequence[Record]) -> list[Row]:
@@ -57,7 +62,8 @@ class BooksByPosition:
         for border in records[0]["nats"]:
             found = [record["nats"][border] for record in records if border in record["nats"]]
             cell = {"position": border}
-            rows.append(_mean_row(self.name, cell, [nats / count for nats, count in found]))
+            means = [nats / count for nats, count in found]
+            rows.append(_mean_row(self.name, cell, means, _windows(records)))
         return rows
 
 
@@ -139,7 +145,8 @@ class Enwik8:
         data = enwik8(self._options.library)[-TEST_BYTES:][: self._bytes]
         text = data.decode("utf-8", errors="ignore")  # a letter that the border cuts is left out
         ids = reader.tokenizer.encode(text)
-        [nats] = reader.losses([Line.of(ids)], tell)
+        line = Line.of(ids)
+        [nats] = reader.losses([line], tell)
         foretold = len(text.encode("utf-8"))
         if math.isnan(nats[0]):  # nothing stood before the first token
             foretold -= len(reader.tokenizer.decode(ids[:1]).encode("utf-8"))
@@ -148,15 +155,16 @@ class Enwik8:
                 "nats": float(np.nansum(nats, dtype=np.float64)),
                 "bytes": foretold,
                 "tokens": len(nats),
+                "window": reader.window(line),
             }
         ]
 
     def rows(self, records: Sequence[Record]) -> list[Row]:
         [record] = records
         bits = record["nats"] / math.log(2) / record["bytes"]
-        note = f"{record['bytes']:,} bytes"
+        notes = (f"{record['bytes']:,} bytes", *_windows(records))
         return [
-            Row(task=self.name, cell={}, metric="bits per byte", value=bits, count=1, notes=(note,))
+            Row(task=self.name, cell={}, metric="bits per byte", value=bits, count=1, notes=notes)
         ]
 
 
@@ -207,6 +215,12 @@ def _by_position(nats: NDArray[np.float32]) -> dict[str, tuple[float, int]]:
             found[str(min(border, len(nats)))] = (float(part.sum(dtype=np.float64)), len(part))
         first, border = border, 2 * border
     return found
+
+
+def _windows(records: Sequence[Record]) -> tuple[str, ...]:
+    """The note that marks a number of a model which could not take its texts as a whole."""
+    sizes = {record["window"] for record in records} - {None}
+    return tuple(f"read in windows of {size:,} tokens, half of each read anew" for size in sizes)
 
 
 def _mean_row(task: str, cell: Cell, values: list[float], notes: tuple[str, ...] = ()) -> Row:

@@ -95,4 +95,5 @@ class Tokens:
         ]
 
     def rows(self, records: Sequence[Record]) -> list[Row]:
-        return share_rows(self.name, records)
+        """The share of all labelled places, as for the models of `--train`."""
+        return share_rows(self.name, records, weight="asked")
