@@ -15,9 +15,27 @@ if TYPE_CHECKING:
     from atlas_lm.evaluate.task import Sample, Task
 
 INTERRUPTED = 130
+# options that only the one kind of run heeds
+TRAINING = ("steps", "width", "seeds")
+EXAMINING = (
+    *(
+        "model",
+        "lengths",
+        "samples",
+        "batch",
+        "seed",
+        "split",
+        "style",
+        "chat",
+        "truncate",
+        "small",
+    ),
+    *("stride", "limit", "dtype", "show"),
+)
 
 
 def evaluate(
+    context: typer.Context,
     tasks: Annotated[
         list[str],
         typer.Argument(help="Tasks, e.g. babilong, ruler/single_1, hellaswag; `list` lists them."),
@@ -55,6 +73,10 @@ def evaluate(
         int | None,
         typer.Option(min=1, help="Tokens per call of the model. [default: 512; 2048 if not ours]"),
     ] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(min=1, help="Tokens that the model takes. [default: by its configuration]"),
+    ] = None,
     device: Device = "cpu",
     dtype: Annotated[
         str | None, typer.Option(help="Of the weights: float32, bfloat16, float16.")
@@ -88,7 +110,9 @@ def evaluate(
     if tasks == ["list"]:
         _list()
         return
+    samples_told: list[str] = []
     try:
+        _heed(context, TRAINING if train is None else EXAMINING, train is not None)
         if train is not None:
             changes = {"steps": steps, "width": width}
             outcome = _train(tasks, train.split(","), out, changes, seeds, device)
@@ -104,22 +128,49 @@ def evaluate(
                 style=style,
                 library=Library(small=small),
             )
-            opening = {"device": device, "dtype": dtype, "stride": stride, "truncate": truncate}
+            opening = {
+                "device": device,
+                "dtype": dtype,
+                "stride": stride,
+                "limit": limit,
+                "truncate": truncate,
+            }
             reader, chosen = _open(tasks, model, options, chat, opening)
             if show is not None:
                 typer.echo(_prompt(chosen, reader, show))
                 return
             outcome = _run(chosen, reader, out, batch)
+            samples_told = _samples_told(chosen)
     except KeyboardInterrupt:
-        fail(
-            "eval", f"stopped; {out} holds what was done, and the same command goes on", INTERRUPTED
-        )
+        done = f"{out} holds what was done, and the same command goes on"
+        fail("eval", f"stopped; {done if out.exists() else 'nothing was done yet'}", INTERRUPTED)
     except (ValueError, OSError, ModuleNotFoundError) as error:
         fail("eval", error)
     _print(outcome)
+    for told in samples_told:
+        typer.echo(told)
     typer.echo(f"\nrecords, table and pictures: {out}")
     if not outcome.rows:
         raise typer.Exit(2)
+
+
+def _heed(context: typer.Context, useless: tuple[str, ...], training: bool) -> None:
+    """Refuse options that this kind of run would pass over."""
+    sources = {name: context.get_parameter_source(name) for name in useless}
+    given = [name for name, source in sources.items() if source and source.name == "COMMANDLINE"]
+    if given:
+        names = ", ".join(f"--{name}" for name in given)
+        raise ValueError(f"{names} means nothing {'with' if training else 'without'} --train")
+
+
+def _samples_told(tasks: "list[Task]") -> list[str]:
+    """Of each task that was asked on the small samples of the package: that it was."""
+    return [
+        f"{task.name}: {description}"
+        for task in tasks
+        for description, _ in task.settings.get("data", {}).values()
+        if description.startswith("sample")
+    ]
 
 
 def _open(
@@ -136,7 +187,8 @@ def _open(
             "no model is named; give --model, a folder, a .gguf file or a name on the hub"
         )
     opened, tokenizer = open_any(model, opening.pop("device"), opening.pop("dtype"))
-    reader = open_reader(opened, tokenizer, name=Path(model).name, chat=chat, **opening)
+    name = Path(model).resolve().name
+    reader = open_reader(opened, tokenizer, name=name, chat=chat, **opening)
     return reader, registry.build(names, options, reader.chat_text if chat else None)
 
 
@@ -146,7 +198,7 @@ def _run(tasks: "list[Task]", reader: "Reader", out: Path, batch: int) -> "Outco
     total = sum(sample.tokens for task in tasks for sample in task.samples())
     with progress(total) as tell:
 
-        def tell_tokens(task: "Task", sample: "Sample", tokens: int) -> None:
+        def tell_tokens(task: "Task", sample: "Sample", tokens: float) -> None:
             tell(" ".join([task.name, *sample.cell.values()]), tokens)
 
         return run(tasks, reader, out, batch=batch, tell=tell_tokens)
@@ -196,12 +248,16 @@ def _list() -> None:
 
 def _prompt(tasks: "list[Task]", reader: "Reader", wanted: str) -> str:
     from atlas_lm.evaluate.tasks.asking import Asking
+    from atlas_lm.evaluate.tasks.harness import Harness
 
     for task in tasks:
-        if not isinstance(task, Asking):
-            continue
         for sample in task.samples():
-            if sample.id == wanted:
+            if sample.id != wanted:
+                continue
+            if isinstance(task, Asking):
                 asked = task.make(sample)
                 return reader.said(asked.prompt, asked.lead).text()
+            if isinstance(task, Harness):
+                return task.show(sample)
+            raise ValueError(f"{task.name} has no prompts: its samples are rows of tokens or texts")
     raise ValueError(f"no sample of these tasks is called {wanted!r}; records.jsonl has the names")

@@ -10,6 +10,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import torch
 from lm_eval.__main__ import cli_evaluate
 from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
@@ -28,6 +29,7 @@ class AtlasLM(LM):
     Args:
         pretrained: folder of a model, a .gguf file, or a name on the Hugging Face hub.
         stride: tokens per call of the model.
+        limit: tokens that the model takes; by default what its configuration says.
         truncate: leave out the middle of what is too long instead of refusing it.
     """
 
@@ -38,6 +40,7 @@ class AtlasLM(LM):
         dtype: str | None = None,
         batch_size: int | str = 8,
         stride: int | None = None,
+        limit: int | None = None,
         truncate: bool = False,
         **kwargs: Any,
     ) -> None:
@@ -47,9 +50,22 @@ class AtlasLM(LM):
         ]
         if unknown:
             raise ValueError(f"the model atlas does not take {', '.join(unknown)}")
+        if str(device).startswith("cuda") and not torch.cuda.is_available():
+            logger.warning(
+                "there is no CUDA device, so the model runs on the CPU"
+            )  # as the harness' own does
+            device = "cpu"
+        if not str(batch_size).isdecimal():
+            raise ValueError(f"batch_size is {batch_size!r}, wanted a number of contexts, e.g. 8")
         model, tokenizer = open_any(str(pretrained), device or "cpu", dtype)
-        name = Path(str(pretrained)).name
-        self.reader = open_reader(model, tokenizer, name=name, stride=stride, truncate=truncate)
+        self.reader = open_reader(
+            model,
+            tokenizer,
+            name=Path(str(pretrained)).resolve().name,
+            stride=stride,
+            limit=limit,
+            truncate=truncate,
+        )
         self.batch = int(batch_size) if self.reader.padded else 1
 
     @property

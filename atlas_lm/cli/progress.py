@@ -1,4 +1,4 @@
-"""Progress of long commands, with the time that is left: a bar on a terminal, a line now and then elsewhere."""
+"""Progress of long commands, with the time left: a bar on a terminal, elsewhere a line now and then."""
 
 import sys
 import time
@@ -8,7 +8,9 @@ from datetime import timedelta
 
 EVERY = 30.0  # seconds between lines, where there is no terminal
 
-Tell = Callable[[str, float], None]  # takes what is being done and how much of the total was just done
+Tell = Callable[
+    [str, float], None
+]  # takes what is being done and how much of the total was just done
 
 
 @contextmanager

@@ -5,12 +5,14 @@ import json
 import lzma
 import tarfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from atlas_lm.data.babi import TASKS, Question, Story, read_stories
 from atlas_lm.data.library import Library
 
+DAMAGE = (EOFError, lzma.LZMAError, tarfile.TarError, UnicodeDecodeError, json.JSONDecodeError)
 SPLITS = ("train", "validation", "test")
 HELD_OUT = 10  # every tenth part of the training stories is for validation, the last
 
@@ -75,7 +77,8 @@ def essay_texts(library: Library | None = None) -> Iterator[tuple[str, str]]:
 
 def json_lines(name: str, library: Library | None = None) -> list[dict[str, Any]]:
     """The records of an item that is a file of JSON lines."""
-    with lzma.open((library or Library()).find(name).paths[0], "rt", encoding="utf-8") as file:
+    path = (library or Library()).find(name).paths[0]
+    with _whole(path), lzma.open(path, "rt", encoding="utf-8") as file:
         return [json.loads(line) for line in file]
 
 
@@ -90,24 +93,36 @@ def wikitext(split: str, library: Library | None = None) -> str:
         raise ValueError(
             f"WikiText's {split} file is not beside {paths[0]}; `atlas data` says where to get it"
         )
-    with lzma.open(chosen[0], "rt", encoding="utf-8", newline="") as file:
+    with _whole(chosen[0]), lzma.open(chosen[0], "rt", encoding="utf-8", newline="") as file:
         return file.read()
 
 
 def enwik8(library: Library | None = None) -> bytes:
     """The whole of enwik8, or of the sample."""
-    with lzma.open((library or Library()).find("enwik8").paths[0]) as file:
+    path = (library or Library()).find("enwik8").paths[0]
+    with _whole(path), lzma.open(path) as file:
         return file.read()
 
 
 def archived_texts(path: Path) -> Iterator[tuple[str, str]]:
     """Name and text of every file in a tar archive, by name."""
-    with tarfile.open(path) as archive:
+    with _whole(path), tarfile.open(path) as archive:
         members = sorted((m for m in archive if m.isfile()), key=lambda m: m.name)
         for member in members:
             file = archive.extractfile(member)
             assert file is not None
             yield Path(member.name).stem, file.read().decode("utf-8")
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[None]:
+    """Say of which file it is that reading fails."""
+    try:
+        yield
+    except DAMAGE as error:
+        raise ValueError(
+            f"{path} is damaged ({error}); get it anew, `atlas data --check` says from where"
+        ) from error
 
 
 def check_split(split: str) -> None:
@@ -118,7 +133,7 @@ def check_split(split: str) -> None:
 @functools.cache
 def _babi_members(path: Path) -> dict[str, str]:
     """Every file of the bAbI archive by its name below the archive's folder."""
-    with tarfile.open(path) as archive:
+    with _whole(path), tarfile.open(path) as archive:
         files = [(m.name.partition("/")[2], archive.extractfile(m)) for m in archive if m.isfile()]
         return {name: file.read().decode() for name, file in files if file is not None}
 

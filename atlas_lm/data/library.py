@@ -21,7 +21,13 @@ def cache_folder() -> Path:
 
 def data_folder() -> Path:
     """Where large data is looked for: ATLAS_DATA, by default a folder of the user's cache."""
-    return Path(os.environ.get("ATLAS_DATA") or cache_folder() / "data")
+    named = os.environ.get("ATLAS_DATA")
+    if named and not Path(named).is_dir():
+        raise ValueError(
+            f"ATLAS_DATA is {named!r}, which is no folder; make it, correct it, or leave it unset for the "
+            "samples of the package"
+        )
+    return Path(named or cache_folder() / "data")
 
 
 @dataclass(frozen=True, kw_only=True)

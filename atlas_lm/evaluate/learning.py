@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy
 from atlas_lm.data.draws import draw
 from atlas_lm.data.rows import NOTHING, Rows, RowTask
 from atlas_lm.evaluate.intervals import wilson
-from atlas_lm.evaluate.results import open_journal, write_results
+from atlas_lm.evaluate.results import check_pictures, open_journal, write_results
 from atlas_lm.evaluate.runner import Outcome
 from atlas_lm.evaluate.task import Record, Row
 from atlas_lm.memory.windows import Window
@@ -55,6 +55,10 @@ class Recipe:
     width: int = 64
     layers: int = 2
     spread: float = 0.1  # of the initial weights; at this width 0.02 learns recall ten times later
+
+    def __post_init__(self) -> None:
+        if self.width % 4:
+            raise ValueError(f"width is {self.width}, wanted a multiple of 4: two heads, each even")
 
 
 class AutoEncoder(nn.Module):
@@ -121,6 +125,7 @@ def learn_all(
         _configure(preset)  # unknown ones are refused before anything is trained
     settings: Any = {n: {c: _settings(t) for c, t in cells.items()} for n, cells in tasks.items()}
     what = {"presets": list(presets), "tasks": settings, "recipe": asdict(recipe)}
+    check_pictures(any(name in AXES for name in tasks))
     journal = open_journal(folder, what)
     wanted = []
     for (name, cells), preset, seed in product(groups(tasks), presets, range(seeds)):
@@ -275,7 +280,7 @@ def _waves(length: int, width: int) -> Tensor:
 
 
 def _rows(records: Sequence[Record]) -> list[Row]:
-    """Of every model and cell the mean over seeds; their ends, or for one seed the interval of its rows."""
+    """Of every model and cell the median of its runs and their ends; of a single run its interval."""
     found: dict[tuple[str, str, str], list[Record]] = {}
     for record in records:
         for cell in record["scores"]:
@@ -293,8 +298,8 @@ def _row(task: str, model: str, cell: str, records: Sequence[Record]) -> Row:
     return Row(
         task=task,
         cell={"model": model, AXES.get(task, "task"): cell},
-        metric="accuracy",
-        value=float(np.mean(scores)),
+        metric="accuracy" if len(scores) == 1 else "median accuracy",
+        value=float(np.median(scores)),  # a run in a few never leaves its first plateau
         count=count * len(scores),
         low=low,
         high=high,

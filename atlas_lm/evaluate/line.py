@@ -42,7 +42,12 @@ class Line:
 
     def cut(self, first: int, last: int) -> "Line":
         """The ids first to last - 1 as a line of their own."""
-        return Line.of(self.read(first, last))
+        return self if first == 0 and last == len(self) else Line.of(self.read(first, last))
+
+    def ending(self, most: int) -> "Line":
+        """At most so many ids, the last ones."""
+        left_out = max(0, len(self) - most)
+        return replace(self.cut(left_out, len(self)), left_out=self.left_out + left_out)
 
     def shortened(self, most: int) -> "Line":
         """At most so many ids: the middle is left out, beginning and end stay."""

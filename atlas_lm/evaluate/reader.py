@@ -1,7 +1,7 @@
 """A language model as evaluation sees it: it answers, weighs continuations, and tells losses."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,11 @@ MARK = "\u241f"  # stands for what is said to the model while its chat template 
 LOGITS = 1 << 28  # bytes that logits may take at once
 
 
-class TooLong(ValueError):
+class Refused(ValueError):
+    """This cannot be asked of the model, or not with the data that is here; other things can."""
+
+
+class TooLong(Refused):
     """A text has more tokens than the model can take."""
 
 
@@ -43,7 +47,12 @@ class Reader:
         prefix: ids that stand before a text of which every token is to be predicted.
         ends: ids that end an answer.
         stride: columns per call of the model.
+        pieces: whether several tokens may come to what was read before.
+        steps: whether one token may.
+        forks: whether a text that was read may be gone on with in several ways.
         padded: whether rows of different length may stand side by side.
+        per_token: ids of this model that make one token of an answer; bytes need several.
+        about: for the record, what else of the model determines results.
         chat: wrap prompts in the chat template of the tokenizer.
         truncate: leave out the middle of what is too long, and say so, instead of refusing it.
     """
@@ -58,7 +67,12 @@ class Reader:
     ends: frozenset[int]
     vocab_size: int
     stride: int = 512
+    pieces: bool = True
+    steps: bool = True
+    forks: bool = True
     padded: bool = True
+    per_token: int = 1
+    about: dict[str, Any] = field(default_factory=dict)
     chat: bool = False
     truncate: bool = False
 
@@ -67,17 +81,23 @@ class Reader:
 
         TooLong: there are more of them than the model can take.
         """
-        return self.fitting(Line.of(self.begin, *said.ids(self.tokenizer)), room)
+        return self.fitting(self.begun(Line.of(*said.ids(self.tokenizer))), room)
+
+    def begun(self, line: Line) -> Line:
+        """The line with what stands before every text, unless its own text begins so, as in some chats."""
+        if line.read(0, len(self.begin)).tolist() == self.begin:
+            return line
+        return Line.of(self.begin, *line.pieces)
 
     def fitting(self, line: Line, room: int = 0) -> Line:
         """The line, if the model takes it and `room` more; else without its middle, or refused."""
         if self.limit is None or len(line) + room <= self.limit:
             return line
-        if self.truncate:
+        if self.truncate and room < self.limit:
             return line.shortened(self.limit - room)
         raise TooLong(
             f"the text has {len(line):,} tokens and {room} are to follow, but {self.name} takes "
-            f"{self.limit:,}; take a shorter length, or --truncate to leave out the middle"
+            f"{self.limit:,}; take a shorter length, or truncate: leave out the middle"
         )
 
     def said(self, prompt: Prompt, lead: str = "") -> Prompt:
@@ -114,6 +134,8 @@ class Reader:
 
         stop: whether an answer is complete; it is asked after every token.
         """
+        if not self.steps:
+            raise Refused(f"{self.name} cannot go on token by token, so it gives no answers")
         session = self.start()
         last = self._read(session, lines, tell)
         made: list[list[int]] = [[] for _ in lines]
@@ -133,7 +155,7 @@ class Reader:
             valid = None if all(going) else torch.tensor(going).unsqueeze(1)
             logits = session.read(tokens.cpu().unsqueeze(1), valid, 1)
             assert logits is not None
-            last = logits[:, -1]
+            last = self._sound(logits[:, -1])
         return texts
 
     def likelihoods(
@@ -142,24 +164,42 @@ class Reader:
         continuations: Sequence[Sequence[list[int]]],
         tell: Tell = lambda tokens: None,
     ) -> list[list[Likelihood]]:
-        """Of each context the likelihoods of its continuations; a context is read once for all of them."""
+        """Of each context the likelihoods of its continuations.
+
+        A context is read once for all of them; by models that cannot do so, anew for each.
+        """
+        if not self.forks:
+            pairs = zip(contexts, continuations, strict=True)
+            return [[self._weigh_alone(line, ids, tell) for ids in group] for line, group in pairs]
+        if not self.padded and len(contexts) > 1:
+            pairs = zip(contexts, continuations, strict=True)
+            return [self.likelihoods([line], [group], tell)[0] for line, group in pairs]
         session = self.start()
         last = self._read(session, contexts, tell)
         rows = [row for row, group in enumerate(continuations) for _ in group]
         session.select(rows)
         flat = [Line.of(ids) for group in continuations for ids in group]
-        first = last[rows].unsqueeze(1)  # what comes after the context
-        longest = max(map(len, flat))
-        logits = first
-        if longest > 1:
-            ids, valid = columns(flat, 0, longest - 1, at_end=False)
-            more = session.read(ids, valid, longest - 1)
-            assert more is not None
-            logits = torch.cat([first, more], dim=1)
-        found = [_weigh(logits[i, : len(line)], line) for i, line in enumerate(flat)]
+        weights = Weights(flat)
+        weights.add(last[rows].unsqueeze(1), 0)  # what comes after the contexts
+        longest, width = max(map(len, flat)), self._width(len(flat))
+        for first in range(0, longest - 1, width):
+            ids, valid = columns(flat, first, min(first + width, longest - 1), at_end=False)
+            logits = session.read(ids, valid, ids.shape[1])
+            assert logits is not None
+            weights.add(self._sound(logits, valid), first + 1)
         tell(sum(map(len, flat)))
-        parts = iter(found)
+        parts = iter(weights.found())
         return [[next(parts) for _ in group] for group in continuations]
+
+    def _weigh_alone(self, context: Line, ids: list[int], tell: Tell) -> Likelihood:
+        """One continuation, with its context in one call."""
+        whole, weights = Line.of(*context.pieces, ids), Weights([Line.of(ids)])
+        given, _ = columns([whole], 0, len(whole) - 1, at_end=False)
+        logits = self.start().read(given, None, len(ids))
+        assert logits is not None
+        weights.add(self._sound(logits), 0)
+        tell(len(whole))
+        return weights.found()[0]
 
     def losses(
         self,
@@ -177,13 +217,20 @@ class Reader:
                 first ones has at least half a window before it.
         """
         given = [Line.of(self.prefix, *line.pieces) for line in lines]
-        longest = max(map(len, given))
         found = [np.full(len(line), np.nan, np.float32) for line in given]
-        for start, fresh, stop in _windows(longest, self.limit, step):
-            inside = [line.cut(start, stop) if stop - start < longest else line for line in given]
-            for row, part in enumerate(self._losses(inside, tell)):
-                first = fresh - start
-                found[row][fresh : start + len(part)] = part[first:]
+        windows = [
+            (row, window)
+            for row, line in enumerate(given)
+            for window in _windows(len(line), self.limit, step)
+        ]
+        beside = len(lines) if self.padded else 1
+        for place in range(0, len(windows), beside):
+            group = windows[place : place + beside]
+            parts = [given[row].cut(start, stop) for row, (start, _, stop) in group]
+            for (row, (start, fresh, stop)), nats in zip(
+                group, self._losses(parts, tell), strict=True
+            ):
+                found[row][fresh:stop] = nats[fresh - start :]
         return [part[len(self.prefix) :] for part in found]
 
     def window(self, line: Line) -> int | None:
@@ -196,12 +243,13 @@ class Reader:
         session = self.start()
         longest = max(map(len, lines))
         found = [np.full(len(line), np.nan, np.float32) for line in lines]
-        stride = max(1, min(self.stride, LOGITS // (4 * self.vocab_size * len(lines))))
-        for first in range(0, longest - 1, stride):
-            last = min(first + stride, longest - 1)
+        width = self._width(len(lines)) if self.pieces else longest
+        for first in range(0, longest - 1, width):
+            last = min(first + width, longest - 1)
             ids, valid = columns(lines, first, last, at_end=False)
             logits = session.read(ids, valid, last - first)
             assert logits is not None
+            self._sound(logits, valid)
             targets, _ = columns(lines, first + 1, last + 1, at_end=False)
             nats = cross_entropy(
                 logits.float().flatten(0, 1), targets.flatten().to(logits.device), reduction="none"
@@ -227,14 +275,46 @@ class Reader:
             logits = session.read(ids, valid, 1 if last == longest else 0)
             tell(ids.numel() if valid is None else int(valid.sum()))
         assert logits is not None
-        return logits[:, -1].float()
+        return self._sound(logits[:, -1].float())
+
+    def _width(self, rows: int) -> int:
+        """Columns whose logits are made at once."""
+        return max(1, min(self.stride, LOGITS // (4 * self.vocab_size * rows)))
+
+    def _sound(self, logits: Tensor, valid: Tensor | None = None) -> Tensor:
+        """The logits, if those that count are numbers: a broken model must not look like a bad one."""
+        broken = logits.isnan().any(-1)
+        if valid is not None:
+            broken &= valid.to(broken.device)
+        if broken.any():
+            raise ValueError(
+                f"{self.name} gave NaN where it should tell the next token; try --dtype float32, and look "
+                "whether its weights are whole"
+            )
+        return logits
 
 
-def _weigh(logits: Tensor, line: Line) -> Likelihood:
-    """logits: [n, V] of the places of a continuation."""
-    ids = torch.from_numpy(line.read(0, len(line))).to(logits.device)
-    nats = -cross_entropy(logits.float(), ids, reduction="sum")
-    return Likelihood(float(nats), bool((logits.argmax(-1) == ids).all()))
+class Weights:
+    """Sums up the likelihoods of several continuations, some columns of logits at a time."""
+
+    def __init__(self, lines: Sequence[Line]) -> None:
+        self._lines = lines
+        self._nats = torch.zeros(len(lines), dtype=torch.float64)
+        self._greedy = torch.ones(len(lines), dtype=torch.bool)
+
+    def add(self, logits: Tensor, first: int) -> None:
+        """Logits [B, n, V] from which the tokens first to first + n - 1 follow."""
+        wanted, valid = columns(self._lines, first, first + logits.shape[1], at_end=False)
+        counts = torch.ones_like(wanted, dtype=torch.bool) if valid is None else valid
+        targets = wanted.to(logits.device)
+        nats = cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="none")
+        nats = nats.cpu().view(wanted.shape)
+        self._nats -= torch.where(counts, nats, 0.0).sum(1, dtype=torch.float64)
+        self._greedy &= ((logits.argmax(-1) == targets).cpu() | ~counts).all(1)
+
+    def found(self) -> list[Likelihood]:
+        pairs = zip(self._nats.tolist(), self._greedy.tolist(), strict=True)
+        return [Likelihood(nats, greedy) for nats, greedy in pairs]
 
 
 def _windows(length: int, limit: int | None, step: int | None) -> list[tuple[int, int, int]]:

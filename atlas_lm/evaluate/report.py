@@ -89,7 +89,8 @@ def _grid(rows: Sequence[Row], down: str, across: str) -> Table:
     counts = sorted({row.count for row in rows if AVERAGE not in row.cell.values()})
     told = " to ".join(map(str, dict.fromkeys([counts[0], counts[-1]])))
     unit = f"{rows[0].metric} in %, with {rows[0].range}" if rows[0].is_share else rows[0].metric
-    below = " ".join([f"{unit[0].upper()}{unit[1:]}; {told} samples a cell.", *notes])
+    each = "sample" if told == "1" else "samples"
+    below = " ".join([f"{unit[0].upper()}{unit[1:]}; {told} {each} a cell.", *notes])
     return Table(
         title=rows[0].task, header=[f"{down} \\ {across}", *columns], lines=lines, below=below
     )

@@ -4,6 +4,7 @@ import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ def evaluate(
     folder: Path,
     *,
     batch: int = 8,
-    tell: Callable[[Task, Sample, int], object] = lambda task, sample, tokens: None,
+    tell: Callable[[Task, Sample, float], object] = lambda task, sample, tokens: None,
 ) -> Outcome:
     """Examine a model and write all that was found to a folder: `run.json`, `records.jsonl`, `table.md` and a
     picture for each task that has an axis.
@@ -41,7 +42,9 @@ def evaluate(
         "stride": reader.stride,
         "chat": reader.chat,
         "truncate": reader.truncate,
+        **reader.about,
     }
+    check_pictures(any(task.axis for task in tasks))
     journal = open_journal(folder, what)
     outcome = run(tasks, reader, journal, batch, tell)
     about = {
@@ -49,10 +52,20 @@ def evaluate(
         "fingerprint": reader.fingerprint,
         "prompts": "in a chat" if reader.chat else "plain text",
         "batch": batch,
+        **{name: value for name, value in reader.about.items() if value is not None},
         **{f"data of {task.name}": _data(task) for task in tasks},
     }
     write_results(outcome, about, {task.name: task.axis for task in tasks}, folder)
     return outcome
+
+
+def check_pictures(wanted: bool) -> None:
+    """Whether pictures can be drawn, before hours of work end in that question."""
+    if wanted and find_spec("matplotlib") is None:
+        raise ModuleNotFoundError(
+            "pictures of results need matplotlib, which is not here; pip install 'atlas-lm[eval]'",
+            name="matplotlib",
+        )
 
 
 def open_journal(folder: Path, what: Mapping[str, Any]) -> Journal:
@@ -85,7 +98,7 @@ def _beside() -> dict[str, Any]:
         "machine": platform.machine(),
         "system": platform.platform(),
         "threads": torch.get_num_threads(),
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
     }
 
 

@@ -7,7 +7,7 @@ from functools import partial
 from itertools import groupby
 
 from atlas_lm.evaluate.journal import Journal
-from atlas_lm.evaluate.reader import Reader, TooLong
+from atlas_lm.evaluate.reader import Reader, Refused
 from atlas_lm.evaluate.task import Record, Row, Sample, Task
 
 logger = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ def run(
     reader: Reader,
     journal: Journal,
     batch: int,
-    tell: Callable[[Task, Sample, int], object] = lambda task, sample, tokens: None,
+    tell: Callable[[Task, Sample, float], object] = lambda task, sample, tokens: None,
 ) -> Outcome:
     """Examine a model on all samples that the journal does not have yet, and summarise.
 
@@ -42,7 +42,8 @@ def run(
 
     Args:
         batch: samples side by side.
-        tell: called with the tokens that were just read of a batch, which begins with that sample.
+        tell: called with how much was just read of a batch, which begins with that sample; in all as many
+            tokens as its samples say that they have, whatever tokenizer the model has.
     """
     rows: list[Row] = []
     refusals: list[Refusal] = []
@@ -69,20 +70,38 @@ def _run_cell(
     reader: Reader,
     journal: Journal,
     batch: int,
-    tell: Callable[[Task, Sample, int], object],
+    tell: Callable[[Task, Sample, float], object],
 ) -> Refusal | None:
     size = batch if reader.padded else 1
     for first in range(0, len(samples), size):
         together = samples[first : first + size]
-        if all(sample.id in journal.records for sample in together):
-            tell(task, together[0], sum(sample.tokens for sample in together))
-            continue
-        try:
-            found = task.examine(reader, together, partial(tell, task, together[0]))
-        except TooLong as error:
-            return Refusal(task=task.name, cell=dict(samples[0].cell), reason=str(error))
-        journal.add(_stamped(together, found))
+        tokens = sum(sample.tokens for sample in together)
+        pace = Pace(tokens, reader.per_token, partial(tell, task, together[0]))
+        if not all(sample.id in journal.records for sample in together):
+            try:
+                found = task.examine(reader, together, pace.go)
+            except Refused as error:
+                return Refusal(task=task.name, cell=dict(samples[0].cell), reason=str(error))
+            journal.add(_stamped(together, found))
+        pace.finish()
     return None
+
+
+@dataclass
+class Pace:
+    """Tells how far a batch is, never more than its whole."""
+
+    left: float
+    per_token: int  # ids of the model that make a token of what is left
+    tell: Callable[[float], object]
+
+    def go(self, ids: int) -> None:
+        step = min(ids / self.per_token, self.left)
+        self.left -= step
+        self.tell(step)
+
+    def finish(self) -> None:
+        self.tell(self.left)
 
 
 def _stamped(samples: list[Sample], records: list[Record]) -> Iterator[Record]:

@@ -110,12 +110,8 @@ def longest_context(config: Any) -> int | None:
     """
     config = config.get_text_config() if hasattr(config, "get_text_config") else config
     kinds = getattr(config, "layer_types", None)
-    if kinds:
-        if all(kind in BOUNDED for kind in kinds):
-            return None
-    elif getattr(config, "sliding_window", None):
+    if kinds and all(kind in BOUNDED for kind in kinds):
         return None
-    for name in LENGTHS:
-        if getattr(config, name, None):
-            return int(getattr(config, name))
-    return None
+    most = next((int(getattr(config, n)) for n in LENGTHS if getattr(config, n, None)), None)
+    window = None if kinds else getattr(config, "sliding_window", None)
+    return None if window and (most is None or window < most) else most

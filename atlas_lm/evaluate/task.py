@@ -131,3 +131,9 @@ def truncation(records: Sequence[Record]) -> tuple[str, ...]:
     """The note that marks a number if texts behind it were cut."""
     cut = sum(bool(record.get("truncated")) for record in records)
     return (f"{cut} of {len(records)} truncated",) if cut else ()
+
+
+def windowing(records: Sequence[Record]) -> tuple[str, ...]:
+    """The note that marks a number of a model which could not take its texts as a whole."""
+    cut = [record["window"] for record in records if record.get("window") is not None]
+    return (f"{len(cut)} of {len(records)} read in windows of {cut[0]:,} tokens",) if cut else ()

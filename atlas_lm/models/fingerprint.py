@@ -12,6 +12,7 @@ from atlas_lm.models.config import AtlasConfig
 
 # fields that change nothing in the numbers that a model computes
 OUTSIDE = ("self", "initializer_range", "use_cache", "tie_word_embeddings", "kwargs")
+FOREIGN_OUTSIDE = ("_name_or_path", "transformers_version", "use_cache", "dtype", "torch_dtype")
 
 
 def config_record(config: AtlasConfig) -> dict[str, Any]:
@@ -21,11 +22,17 @@ def config_record(config: AtlasConfig) -> dict[str, Any]:
     return dict(json.loads(json.dumps(record, sort_keys=True)))
 
 
+def _foreign_record(model: Any) -> dict[str, Any]:
+    """Of a model that is not ours: its class and all of its configuration but where it came from."""
+    known = {k: v for k, v in model.config.to_dict().items() if k not in FOREIGN_OUTSIDE}
+    record = {"class": type(model).__name__, **known}
+    return dict(json.loads(json.dumps(record, sort_keys=True, default=str)))
+
+
 def fingerprint(model: nn.Module) -> str:
     """A short hash over configuration, names, dtypes, shapes and values of all weights.
 
-    It reads the whole model; the result is kept until a weight changes. Of a model that is not ours the
-    class stands for the configuration.
+    It reads the whole model; the result is kept until a weight changes.
     """
     tensors = model.state_dict()
     key = tuple((name, t.data_ptr(), t._version, t.dtype) for name, t in tensors.items())
@@ -33,7 +40,7 @@ def fingerprint(model: nn.Module) -> str:
     if known is not None and known[0] == key:
         return str(known[1])
     ours = isinstance(model.config, AtlasConfig)
-    record: Any = config_record(model.config) if ours else type(model).__name__  # type: ignore[arg-type]
+    record = config_record(model.config) if ours else _foreign_record(model)  # type: ignore[arg-type]
     digest = hashlib.sha256(json.dumps(record).encode())
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)};".encode())

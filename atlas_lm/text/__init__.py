@@ -6,6 +6,7 @@ from atlas_lm.text.tokenizer import (
     HuggingFaceTokenizer,
     TextDecoder,
     Tokenizer,
+    check_vocabulary,
     cuts_freely,
     load_tokenizer,
 )
@@ -15,6 +16,7 @@ __all__ = [
     "HuggingFaceTokenizer",
     "TextDecoder",
     "Tokenizer",
+    "check_vocabulary",
     "cut",
     "cuts_freely",
     "load_tokenizer",

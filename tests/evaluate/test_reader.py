@@ -7,16 +7,19 @@ from transformers import (
     GPT2Config,
     LlamaConfig,
     MambaConfig,
+    MambaForCausalLM,
     MistralConfig,
+    Phi3Config,
     PreTrainedTokenizerFast,
 )
 
 from atlas_lm.data.gpt2 import gpt2_tokenizer
 from atlas_lm.data.prompt import Repeat, join
 from atlas_lm.evaluate import opening
+from atlas_lm.evaluate import reader as reading
 from atlas_lm.evaluate.line import Line, columns
-from atlas_lm.evaluate.reader import TooLong
-from atlas_lm.evaluate.sessions import longest_context
+from atlas_lm.evaluate.reader import Reader, Refused, TooLong
+from atlas_lm.evaluate.sessions import TransformersSession, longest_context
 from atlas_lm.text import ByteTokenizer, HuggingFaceTokenizer
 from tests.evaluate.builders import KINDS, log_probabilities, model, random_line, reader
 
@@ -130,6 +133,31 @@ def test_a_limited_model_reads_long_texts_in_windows_that_overlap() -> None:
         assert nats[place] == pytest.approx(wanted, rel=1e-3, abs=1e-3), place
 
 
+@pytest.mark.parametrize("step", [None, 96])
+def test_windows_of_a_row_do_not_depend_on_its_neighbours(step: int | None) -> None:
+    lines = [random_line(n, n) for n in (250, 130, 90, 187)]
+    together = reader("llama").losses(lines, step=step)
+    for line, nats in zip(lines, together, strict=True):
+        [alone] = reader("llama").losses([line], step=step)
+        np.testing.assert_allclose(nats, alone, rtol=1e-4, atol=1e-4)
+
+
+def test_logits_of_continuations_are_made_a_few_at_a_time(monkeypatch) -> None:
+    groups = [[[1, 2, 3, 4, 5], [6]], [[7, 8]], [[9, 1, 1]]]
+    wanted = reader("memory").likelihoods(LINES, groups)
+    monkeypatch.setattr(reading, "LOGITS", 1)
+    for some, others in zip(reader("memory").likelihoods(LINES, groups), wanted, strict=True):
+        assert [s.nats for s in some] == pytest.approx([o.nats for o in others], rel=1e-5)
+        assert [s.greedy for s in some] == [o.greedy for o in others]
+
+
+def test_what_stands_before_every_text_stands_there_once() -> None:
+    begun = reader("llama")
+    begun.begin = [ByteTokenizer.bos]
+    assert ids_of(begun.line(join(["ab"]))) == [ByteTokenizer.bos, 97, 98]
+    assert ids_of(begun.begun(Line.of([ByteTokenizer.bos, 97]))) == [ByteTokenizer.bos, 97]
+
+
 def test_what_is_too_long_is_refused_or_cut_and_never_in_silence() -> None:
     prompt = join(["a" * 200])
     with pytest.raises(TooLong, match="200 tokens and 10 are to follow, but llama takes 96"):
@@ -138,6 +166,11 @@ def test_what_is_too_long_is_refused_or_cut_and_never_in_silence() -> None:
     assert len(line) == 86 and bytes(ids_of(line)) == b"a" * 43 + b"b" * 43
     assert line.left_out == 114
     assert len(reader("memory").line(prompt, room=10)) == 200
+    with pytest.raises(TooLong, match="96 are to follow"):  # nothing of the text would be left
+        reader("llama", truncate=True).line(prompt, room=96)
+    assert len(reader("llama", limit=300).line(prompt)) == 200
+    ending = Line.of([1, 2], [3, 4]).ending(3)
+    assert ids_of(ending) == [2, 3, 4] and ending.left_out == 1
 
 
 def test_prompts_in_a_chat() -> None:
@@ -165,6 +198,7 @@ def test_no_tokens_are_no_prompt() -> None:
     [
         (LlamaConfig(max_position_embeddings=77), 77),
         (MistralConfig(sliding_window=64), None),
+        (Phi3Config(sliding_window=999, max_position_embeddings=99, pad_token_id=0), 99),
         (MistralConfig(sliding_window=None, max_position_embeddings=88), 88),
         (GPT2Config(n_positions=99), 99),
         (MambaConfig(), None),
@@ -185,20 +219,83 @@ class Forgetful:
             return self._model(ids).logits[:, -max(keep, 1) :]
 
 
-def test_models_that_forget_or_see_no_mask_are_found_out(monkeypatch, caplog) -> None:
-    config = model("llama").config
-    assert not opening._reads_in_pieces(Forgetful("llama"), Forgetful("llama"), config)
-    assert not opening._takes_padding(Forgetful("llama"), Forgetful("llama"), config)
+def test_models_that_forget_are_found_out_and_read_whole(monkeypatch, caplog) -> None:
+    """Such a model gives no answers; likelihoods and losses are right, one by one and in one call."""
     monkeypatch.setattr(opening, "TransformersSession", lambda _: Forgetful("llama"))
     found = reader("llama")
-    assert not found.padded and found.stride == opening.WHOLE
+    assert not (found.pieces or found.steps or found.forks or found.padded)
+    assert found.stride == opening.WHOLE
     assert "forgets what it read" in caplog.text and "padded" in caplog.text
+    groups = [[[7, 8, 9], [1]], [[2, 2]], [[3]]]
+    monkeypatch.setattr(reading, "LOGITS", 1)  # which would cut a text into single tokens
+    for weighed, wanted in zip(
+        found.likelihoods(LINES, groups), reader_of("llama").likelihoods(LINES, groups), strict=True
+    ):
+        assert [w.nats for w in weighed] == pytest.approx([w.nats for w in wanted], rel=1e-4)
+    for nats, wanted in zip(found.losses(LINES), reader_of("llama").losses(LINES), strict=True):
+        np.testing.assert_allclose(nats, wanted, rtol=1e-4, atol=1e-4)
+    with pytest.raises(Refused, match="llama cannot go on token by token"):
+        found.answers(LINES, 3)
+
+
+def reader_of(kind: str) -> Reader:
+    """A reader of the model itself, whatever else stands in for its sessions."""
+    found = reader("memory")
+    found.start, found.limit = lambda: TransformersSession(model(kind)), 96
+    return found
+
+
+def test_models_that_read_on_token_by_token_only(caplog) -> None:
+    """Mamba of transformers takes one token after what it read, not several, and cannot be forked."""
+    torch.manual_seed(0)
+    sizes = dict(vocab_size=259, hidden_size=16, state_size=4, num_hidden_layers=2)
+    mamba = MambaForCausalLM(MambaConfig(**sizes, initializer_range=0.3)).eval()
+    found = opening.open_reader(mamba, ByteTokenizer(), name="mamba")
+    assert found.steps and not found.pieces and not found.forks and found.limit is None
+    line = LINES[0]
+    [[weighed]] = found.likelihoods([line], [[[5, 6, 7]]])
+    with torch.no_grad():
+        table = mamba(torch.tensor([[*ids_of(line), 5, 6]])).logits[0].double().log_softmax(-1)
+    wanted = sum(table[len(line) - 1 + i, 5 + i].item() for i in range(3))
+    assert weighed.nats == pytest.approx(wanted, rel=1e-4)
+    [told] = found.answers([line], 4)
+    ids = ids_of(line)
+    for _ in range(4):
+        with torch.no_grad():
+            ids.append(int(mamba(torch.tensor([ids])).logits[0, -1].argmax()))
+    assert told == ByteTokenizer().decode(ids[len(line) :])
+
+
+def test_models_that_cannot_be_read_or_are_broken_are_refused() -> None:
+    class Failing:
+        def read(self, *given):
+            raise IndexError("no such state")
+
+    class Broken:
+        def read(self, ids, valid, keep):
+            return torch.full((len(ids), max(keep, 1), 259), torch.nan)
+
+    config = model("llama").config
+    with pytest.raises(ValueError, match=r"odd cannot read even 24 tokens \(IndexError: no such"):
+        opening.examine_abilities(Failing, config, "odd")
+    with pytest.raises(ValueError, match="odd gives NaN for 24 random tokens"):
+        opening.examine_abilities(Broken, config, "odd")
+    broken = reader("llama")
+    broken.start = Broken
+    for call in (
+        lambda: broken.losses(LINES),
+        lambda: broken.answers(LINES, 2),
+        lambda: broken.likelihoods(LINES, [[[1]]] * 3),
+    ):
+        with pytest.raises(ValueError, match="llama gave NaN where it should tell the next token"):
+            call()
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_good_models_are_believed(kind: str, caplog) -> None:
     found = reader(kind)
-    assert found.padded and found.stride == 16 and not caplog.text
+    assert found.padded and found.pieces and found.steps and found.forks
+    assert found.stride == 16 and not caplog.text
     assert found.fingerprint == reader(kind).fingerprint
 
 

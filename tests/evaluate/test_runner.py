@@ -1,6 +1,8 @@
 """Runs: fixed batches, nothing done twice, nothing lost when they are killed, refusals told."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from atlas_lm.evaluate.journal import RECORDS, Journal
 from atlas_lm.evaluate.reader import Reader, TooLong
 from atlas_lm.evaluate.report import markdown, tables
 from atlas_lm.evaluate.results import evaluate
-from atlas_lm.evaluate.runner import Outcome, Refusal, run
+from atlas_lm.evaluate.runner import Outcome, Pace, Refusal, run
 from atlas_lm.evaluate.task import Record, Row, Sample, averages, share_rows
 from tests.evaluate.builders import reader
 
@@ -85,7 +87,36 @@ def test_another_run_does_not_mix_with_the_one_in_a_folder(tmp_path: Path) -> No
     journal(tmp_path, model="a", batch=2)
     with pytest.raises(ValueError, match=r"batch was 2 and is 4; model was 'a' and is 'b'; choose"):
         journal(tmp_path, model="b", batch=4)
+    nested = {"tasks": {"piqa": {"count": 2, "of": "many"}}}
+    journal(tmp_path / "deep", **nested)
+    with pytest.raises(ValueError, match="another run: tasks piqa count was 2 and is 3; choose"):
+        journal(tmp_path / "deep", tasks={"piqa": {"count": 3, "of": "many"}})
     assert len(json.loads((tmp_path / "run.json").read_text())["times"]) == 2
+
+
+def test_damaged_files_of_a_run_are_named(tmp_path: Path) -> None:
+    run([Counting()], reader("memory"), journal(tmp_path), 2)
+    records = tmp_path / RECORDS
+    records.write_bytes(b"{}x\n" + records.read_bytes())
+    with pytest.raises(ValueError, match=r"line 1 of .*records.jsonl is no record .* remove it"):
+        journal(tmp_path)
+    (tmp_path / "run.json").write_text('{"other": 1}')
+    with pytest.raises(ValueError, match=r"run.json is not the header of a run"):
+        journal(tmp_path)
+
+
+def test_two_processes_do_not_write_into_one_folder(tmp_path: Path) -> None:
+    code = (
+        "import sys, pathlib; from atlas_lm.evaluate.journal import Journal; "
+        "held = Journal(pathlib.Path(sys.argv[1]), {}, {}); print('held', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None and other.stdout.readline() == b"held\n"
+        with pytest.raises(ValueError, match="another process is at work in"):
+            journal(tmp_path)
+        other.communicate()
+    journal(tmp_path)
 
 
 def test_models_without_padding_run_one_by_one(tmp_path: Path) -> None:
@@ -97,10 +128,19 @@ def test_models_without_padding_run_one_by_one(tmp_path: Path) -> None:
 
 
 def test_progress_counts_what_is_read_and_what_was_there(tmp_path: Path) -> None:
-    told: list[int] = []
+    told: list[float] = []
     for _ in range(2):
         run([Counting()], reader("memory"), journal(tmp_path), 2, lambda t, s, n: told.append(n))
     assert sum(told) == 2 * 100
+
+
+def test_progress_reaches_the_end_whatever_the_tokenizer() -> None:
+    told: list[float] = []
+    pace = Pace(100, 5, told.append)
+    for _ in range(4):
+        pace.go(200)  # bytes, of 100 tokens
+    pace.finish()
+    assert told == [40, 40, 20, 0, 0]
 
 
 @pytest.mark.parametrize("too_long", ["counting/2k/", "counting/2k/4"])

@@ -6,7 +6,7 @@ from typing import Any
 
 from atlas_lm.data.asked import Asked
 from atlas_lm.data.prompt import Prompt
-from atlas_lm.evaluate.reader import Reader, Tell
+from atlas_lm.evaluate.reader import Reader, Refused, Tell
 from atlas_lm.evaluate.task import Record, Row, Sample, share_rows
 
 SHOWN = 4096  # characters of a prompt that a record holds; of longer ones its two ends
@@ -38,9 +38,14 @@ class Asking(ABC):
         return False
 
     def examine(self, reader: Reader, samples: Sequence[Sample], tell: Tell) -> list[Record]:
-        asked = [self.make(sample) for sample in samples]
+        try:
+            asked = [self.make(sample) for sample in samples]
+        except (
+            ValueError
+        ) as error:  # too short for what is told, too long for the texts that are here
+            raise Refused(str(error)) from error
         said = [reader.said(one.prompt, one.lead) for one in asked]
-        most = max(one.most for one in asked)
+        most = reader.per_token * max(one.most for one in asked)
         lines = [reader.line(text, most) for text in said]
         answers = reader.answers(lines, most, self.complete, tell)
         return [

@@ -19,7 +19,7 @@ from atlas_lm.data.library import Library
 from atlas_lm.evaluate.intervals import wilson
 from atlas_lm.evaluate.line import Line
 from atlas_lm.evaluate.reader import Reader, Tell
-from atlas_lm.evaluate.task import Record, Row, Sample, truncation
+from atlas_lm.evaluate.task import Record, Row, Sample, truncation, windowing
 from atlas_lm.evaluate.tasks.options import Options, first_few
 
 Doc = dict[str, Any]
@@ -86,6 +86,17 @@ GROUPS = {
 }
 
 
+@dataclass(frozen=True)
+class Response:
+    """What the harness is told about a request."""
+
+    value: Any
+    left_out: int = 0  # tokens of the context that the model had no room for
+    window: int | None = (
+        None  # tokens that the model read at once, of a text that it cannot take as a whole
+    )
+
+
 class Harness:
     """One task of the harness.
 
@@ -123,18 +134,17 @@ class Harness:
     def examine(self, reader: Reader, samples: Sequence[Sample], tell: Tell) -> list[Record]:
         groups = [self._requests[sample.index] for sample in samples]
         flat = [request for group in groups for request in group]
-        left_out: dict[int, int] = {}  # tokens, by document
+        told: dict[int, list[Response]] = {}  # by document
         for kind, respond in RESPOND.items():
             chosen = [request for request in flat if request.request_type == kind]
             responses = respond(reader, chosen, tell) if chosen else []
             for request, response in zip(chosen, responses, strict=True):
                 request.resps = [response.value]
-                most = max(left_out.get(request.doc_id, 0), response.left_out)
-                left_out[request.doc_id] = most
+                told.setdefault(request.doc_id, []).append(response)
         self._task._instances = flat
         with _quiet():
             self._task.apply_filters()
-        return [self._record(group, left_out[group[0].doc_id]) for group in groups]
+        return [self._record(group, told[group[0].doc_id]) for group in groups]
 
     def rows(self, records: Sequence[Record]) -> list[Row]:
         return [self._row(metric, records) for metric in records[0]["metrics"]]
@@ -152,19 +162,24 @@ class Harness:
             count=len(items),
             low=low,
             high=high,
-            notes=truncation(records),
+            notes=(*truncation(records), *windowing(records)),
         )
 
-    def _record(self, requests: list[Any], left_out: int) -> Record:
+    def show(self, sample: Sample) -> str:
+        """What the model is told of a sample: contexts, each with what is to be weighed after it."""
+        return "\n\n".join("".join(map(str, r.args)) for r in self._requests[sample.index])
+
+    def _record(self, requests: list[Any], told: Sequence[Response]) -> Record:
         key = next(iter(requests[0].filtered_resps))
         results = [request.filtered_resps[key] for request in requests]
         metrics = self._task.process_results(requests[0].doc, results)
         return {
             "metrics": {name: _plain(value) for name, value in metrics.items()},
-            "prompt": requests[0].args[0],
+            "prompts": list(dict.fromkeys(request.args[0] for request in requests)),
             "continuations": [_plain(request.args[1]) for request in requests if request.args[1:]],
             "responses": [_plain(request.resps[0]) for request in requests],
-            "truncated": left_out,
+            "truncated": max(response.left_out for response in told),
+            "window": told[0].window,
         }
 
     @functools.cached_property
@@ -269,14 +284,6 @@ SQUAD: dict[str, Any] = {  # no task of the harness takes SQuAD 1.1 from a file
 }
 
 
-@dataclass(frozen=True)
-class Response:
-    """What the harness is told about a request."""
-
-    value: Any
-    left_out: int = 0  # tokens of the context that the model had no room for
-
-
 def weigh(reader: Reader, requests: Sequence[Any], tell: Tell) -> list[Response]:
     """Likelihoods of continuations; neighbouring requests with the same context share one reading."""
     groups: list[tuple[Line, list[list[int]]]] = []
@@ -284,7 +291,7 @@ def weigh(reader: Reader, requests: Sequence[Any], tell: Tell) -> list[Response]
     for request in requests:
         context, continuation = encode_pair(reader, *request.args[:2])
         if last != tuple(context):
-            groups.append((Line.of(context), []))
+            groups.append((reader.begun(Line.of(context)), []))
             last = tuple(context)
         groups[-1][1].append(continuation)
     lines = [reader.fitting(line, max(map(len, group))) for line, group in groups]
@@ -308,21 +315,37 @@ def encode_pair(reader: Reader, context: str, continuation: str) -> tuple[list[i
     bare = context.rstrip()
     whole = encode(context + continuation)
     start = len(encode(bare))
+    if start >= len(whole):
+        raise ValueError(
+            f"{continuation!r} has no token of its own after {context[-40:]!r}, so it cannot be weighed; let "
+            "the continuation begin with a space"
+        )
     return whole[:start], whole[start:]
 
 
 def continue_until(reader: Reader, requests: Sequence[Any], tell: Tell) -> list[Response]:
     """Answers up to the strings that end them; all requests of a task have the same."""
-    settings = requests[0].args[1]
-    ends = [end for end in settings.get("until", []) if end]
-    most = int(settings.get("max_gen_toks", ANSWER_TOKENS))
-    encode = reader.tokenizer.encode
-    lines = [reader.fitting(Line.of(encode(request.args[0])), most) for request in requests]
+    ends, most = _generation(requests[0].args[1])
+    texts = [reader.tokenizer.encode(request.args[0]) for request in requests]
+    lines = [reader.fitting(reader.begun(Line.of(ids)), most) for ids in texts]
     answers = reader.answers(lines, most, functools.partial(_holds, ends), tell)
     return [
         Response(_before(ends, answer), line.left_out)
         for line, answer in zip(lines, answers, strict=True)
     ]
+
+
+def _generation(settings: dict[str, Any]) -> tuple[list[str], int]:
+    """What ends an answer, and its tokens at most; answers are always the likeliest ones."""
+    if settings.get("do_sample") and settings.get("temperature", 1.0) > 0:
+        raise ValueError(
+            f"a task wants answers drawn by chance ({settings}); only the likeliest ones are given here, set "
+            "do_sample to false"
+        )
+    until = settings.get("until") or []
+    ends = [until] if isinstance(until, str) else [end for end in until if end]
+    names = ("max_gen_toks", "max_new_tokens", "max_tokens")
+    return ends, int(next((settings[n] for n in names if settings.get(n)), ANSWER_TOKENS))
 
 
 def _before(ends: list[str], text: str) -> str:
@@ -337,10 +360,14 @@ def _holds(ends: list[str], text: str) -> bool:
 
 def foretell(reader: Reader, requests: Sequence[Any], tell: Tell) -> list[Response]:
     """Log-likelihoods of whole texts; where they are longer than the model takes, window by window, as the
-    harness cuts them."""
+    harness cuts them. (Where a tokenizer adds a bos, its own model reads two of them; ours one.)
+    """
     lines = [Line.of(reader.tokenizer.encode(request.args[0])) for request in requests]
     losses = reader.losses(lines, tell, step=reader.limit)
-    return [Response(-float(np.nansum(nats, dtype=np.float64))) for nats in losses]
+    return [
+        Response(-float(np.nansum(nats, dtype=np.float64)), window=reader.window(line))
+        for line, nats in zip(lines, losses, strict=True)
+    ]
 
 
 RESPOND: dict[str, Callable[[Reader, Sequence[Any], Tell], list[Response]]] = {

@@ -10,13 +10,14 @@ from numpy.typing import NDArray
 from atlas_lm.data.babilong import parse_length
 from atlas_lm.data.files import book_texts, enwik8
 from atlas_lm.evaluate.line import Line
-from atlas_lm.evaluate.reader import Reader, Tell
-from atlas_lm.evaluate.task import Cell, Record, Row, Sample, truncation
+from atlas_lm.evaluate.reader import Reader, Tell, TooLong
+from atlas_lm.evaluate.task import Cell, Record, Row, Sample, truncation, windowing
 from atlas_lm.evaluate.tasks.options import Options, first_few
 from atlas_lm.text import Tokenizer
 
 BOOKS = 8  # read of a split, the longest
 LENGTH = "16k"
+SHORTEST_TEXT = 16
 TARGET = 1024  # tokens at the end of a text that every context has to foretell
 SHORTEST = 256  # tokens before the first border between positions; then they double
 TEST_BYTES = 5_000_000  # at the end of enwik8
@@ -63,7 +64,7 @@ class BooksByPosition:
             found = [record["nats"][border] for record in records if border in record["nats"]]
             cell = {"position": border}
             means = [nats / count for nats, count in found]
-            rows.append(_mean_row(self.name, cell, means, _windows(records)))
+            rows.append(_mean_row(self.name, cell, means, windowing(records)))
         return rows
 
 
@@ -102,7 +103,7 @@ class BooksByContext:
         lines = []
         for sample in samples:
             whole = _beginning(self._books[sample.index], reader.tokenizer, longest + TARGET)
-            lines.append(reader.fitting(whole.cut(longest - context, len(whole))))
+            lines.append(_with_target(reader, whole.cut(longest - context, len(whole))))
         return [
             {
                 "score": float(np.nanmean(nats[-TARGET:])),
@@ -131,6 +132,8 @@ class Enwik8:
     def __init__(self, options: Options) -> None:
         options.check(self.name, "lengths")
         self._bytes = _one_length(self.name, options, TEST_BYTES)
+        if options.count not in (None, 1):
+            raise ValueError(f"enwik8 is one stream, got {options.count} samples; leave that out")
         self._options = options
 
     @property
@@ -162,7 +165,7 @@ class Enwik8:
     def rows(self, records: Sequence[Record]) -> list[Row]:
         [record] = records
         bits = record["nats"] / math.log(2) / record["bytes"]
-        notes = (f"{record['bytes']:,} bytes", *_windows(records))
+        notes = (f"{record['bytes']:,} bytes", *windowing(records))
         return [
             Row(task=self.name, cell={}, metric="bits per byte", value=bits, count=1, notes=notes)
         ]
@@ -173,7 +176,10 @@ def _one_length(task: str, options: Options, usual: int | None = None) -> int:
         return parse_length(LENGTH) if usual is None else usual
     if len(options.lengths) != 1:
         raise ValueError(f"{task} takes one length, got {', '.join(options.lengths)}")
-    return parse_length(options.lengths[0])
+    length = parse_length(options.lengths[0])
+    if length < SHORTEST_TEXT:
+        raise ValueError(f"{task} has a length of {length}, wanted {SHORTEST_TEXT} or more")
+    return length
 
 
 def _longest_books(options: Options) -> list[tuple[str, str]]:
@@ -205,6 +211,17 @@ def _beginning(book: tuple[str, str], tokenizer: Tokenizer, tokens: int) -> Line
     return Line.of(ids[:tokens])
 
 
+def _with_target(reader: Reader, line: Line) -> Line:
+    """The line, if the model takes it; else, if it may be cut, without the oldest of its context."""
+    if reader.limit is None or len(line) <= reader.limit or not reader.truncate:
+        return reader.fitting(line)
+    if reader.limit < TARGET:
+        raise TooLong(
+            f"{TARGET:,} tokens are to be foretold, but {reader.name} takes {reader.limit:,}"
+        )
+    return line.ending(reader.limit)
+
+
 def _by_position(nats: NDArray[np.float32]) -> dict[str, tuple[float, int]]:
     """Sum and number of the losses between doubling positions, by the position where each stretch ends."""
     found, first, border = {}, 0, SHORTEST
@@ -215,12 +232,6 @@ def _by_position(nats: NDArray[np.float32]) -> dict[str, tuple[float, int]]:
             found[str(min(border, len(nats)))] = (float(part.sum(dtype=np.float64)), len(part))
         first, border = border, 2 * border
     return found
-
-
-def _windows(records: Sequence[Record]) -> tuple[str, ...]:
-    """The note that marks a number of a model which could not take its texts as a whole."""
-    sizes = {record["window"] for record in records} - {None}
-    return tuple(f"read in windows of {size:,} tokens, half of each read anew" for size in sizes)
 
 
 def _mean_row(task: str, cell: Cell, values: list[float], notes: tuple[str, ...] = ()) -> Row:

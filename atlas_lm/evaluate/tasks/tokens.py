@@ -10,7 +10,7 @@ from atlas_lm.data.cued import Cued
 from atlas_lm.data.mad import BASELINES
 from atlas_lm.data.mqar import MQAR
 from atlas_lm.data.rows import NOTHING, RowTask
-from atlas_lm.evaluate.reader import Reader, Tell
+from atlas_lm.evaluate.reader import Reader, Refused, Tell, TooLong
 from atlas_lm.evaluate.task import Record, Row, Sample, share_rows
 from atlas_lm.evaluate.tasks.options import Options
 
@@ -75,13 +75,17 @@ class Tokens:
     def examine(self, reader: Reader, samples: Sequence[Sample], tell: Tell) -> list[Record]:
         task = self._tasks[next(iter(samples[0].cell.values()))]
         if getattr(task, "from_last", False):
-            raise ValueError(
+            raise Refused(
                 f"{task.name} wants an auto-encoder, which a language model is not; train one with --train"
             )
         if task.vocab_size > reader.vocab_size:
-            raise ValueError(
+            raise Refused(
                 f"{task.name} has {task.vocab_size} tokens and {reader.name} knows {reader.vocab_size}; take "
                 "a model that was trained on this task"
+            )
+        if reader.limit is not None and task.length > reader.limit:
+            raise TooLong(
+                f"rows of {task.name} have {task.length:,} tokens, but {reader.name} takes {reader.limit:,}"
             )
         rows = task.rows("test", samples[0].index, len(samples), self._options.seed)
         logits = reader.start().read(torch.from_numpy(rows.inputs), None, task.length)
