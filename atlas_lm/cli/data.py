@@ -89,7 +89,10 @@ def _show(records: list[dict[str, Any]]) -> None:
     typer.echo(f"\ndata folder: {data_folder()} (set ATLAS_DATA for another)")
     missing = [record for record in records if record["state"] != "whole"]
     if missing:
-        typer.echo("\nFor the rest, put these files below the data folder:")
+        typer.echo(
+            "\nFor the rest, put these files below the data folder (owner/name@commit is a repository on "
+            "GitHub; texts are packed as .tar.xz or .xz):"
+        )
     for record in missing:
         typer.echo(f"  {', '.join(record['files'])}")
         typer.echo(f"    from {' '.join(record['source'].split())}")

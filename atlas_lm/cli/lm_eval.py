@@ -17,7 +17,7 @@ from lm_eval.api.registry import register_model
 
 from atlas_lm.cli.models import open_any
 from atlas_lm.evaluate.opening import open_reader
-from atlas_lm.evaluate.tasks.harness import continue_until, foretell, weigh
+from atlas_lm.evaluate.requests import continue_until, foretell, weigh
 
 logger = logging.getLogger(__name__)
 

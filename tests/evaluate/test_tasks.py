@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from atlas_lm.data.files import book_texts, enwik8, json_lines, wikitext
 from atlas_lm.data.gpt2 import gpt2_tokenizer
 from atlas_lm.data.library import Library
-from atlas_lm.evaluate import registry
+from atlas_lm.evaluate import registry, requests
 from atlas_lm.evaluate.journal import Journal
 from atlas_lm.evaluate.opening import open_reader
 from atlas_lm.evaluate.reader import Reader
@@ -240,12 +240,12 @@ def test_long_documents_come_first(tmp_path: Path) -> None:
 
 
 def test_a_task_that_draws_answers_by_chance_is_refused() -> None:
-    assert harness._generation({"until": "Q:", "max_new_tokens": 7}) == (["Q:"], 7)
-    assert harness._generation({"until": ["", "x"], "do_sample": True, "temperature": 0})[0] == [
+    assert requests._generation({"until": "Q:", "max_new_tokens": 7}) == (["Q:"], 7)
+    assert requests._generation({"until": ["", "x"], "do_sample": True, "temperature": 0})[0] == [
         "x"
     ]
     with pytest.raises(ValueError, match="set do_sample to false"):
-        harness._generation({"do_sample": True})
+        requests._generation({"do_sample": True})
 
 
 def test_a_continuation_without_a_token_of_its_own_is_refused() -> None:
@@ -255,7 +255,7 @@ def test_a_continuation_without_a_token_of_its_own_is_refused() -> None:
     )
     assert len(examined.tokenizer.encode("hello")) == 1
     with pytest.raises(ValueError, match="'lo' has no token of its own after 'hel'"):
-        harness.encode_pair(examined, "hel", "lo")
+        requests.encode_pair(examined, "hel", "lo")
 
 
 HARNESS = dict.fromkeys(harness.SOURCES, 3) | {"wikitext": 1}
@@ -309,7 +309,7 @@ def test_contexts_and_continuations_are_cut_as_the_harness_cuts_them() -> None:
 
     for context, continuation in (("Q: a\nA:", " b"), ("ends in space ", "x"), ("a\n\n", "b c")):
         theirs = TemplateLM._encode_pair(Cutting(), context, continuation)
-        assert harness.encode_pair(examined, context, continuation) == theirs
+        assert requests.encode_pair(examined, context, continuation) == theirs
 
 
 def test_the_word_perplexity_of_wikitext_by_hand(tmp_path: Path) -> None:
