@@ -70,29 +70,34 @@ class TransformersSession:
         self._takes_keep = "logits_to_keep" in taken
         self._cache_name = "cache_params" if "cache_params" in taken else "past_key_values"
         self._cache: Any = None
-        self._mask: Tensor | None = None  # [B, columns so far]
+        self._columns = 0  # so far
+        self._mask: Tensor | None = None  # [B, columns]; None: all of them count
 
     def read(self, ids: Tensor, valid: Tensor | None, keep: int) -> Tensor | None:
         given: dict[str, Any] = {"input_ids": ids.to(self._model.device), "use_cache": True}
         given[self._cache_name] = self._cache
         if self._takes_keep:
             given["logits_to_keep"] = max(keep, 1)
-        given |= self._places(torch.ones_like(ids, dtype=torch.bool) if valid is None else valid)
+        given |= self._places(ids, valid)
         with at_rest(self._model):
             out = self._model(**given)
         self._cache = getattr(out, self._cache_name)
         logits: Tensor = out.logits
         return logits[:, -keep:] if keep else None
 
-    def _places(self, valid: Tensor) -> dict[str, Tensor]:
+    def _places(self, ids: Tensor, valid: Tensor | None) -> dict[str, Tensor]:
         """The mask over all columns so far and the positions of the new ones, where some do not count."""
-        self._mask = valid if self._mask is None else torch.cat([self._mask, valid], dim=1)
-        if bool(self._mask.all()):
+        rows, new = ids.shape
+        before, self._columns = self._columns, self._columns + new
+        if self._mask is None and (valid is None or bool(valid.all())):
             return {}
+        known = torch.ones(rows, before, dtype=torch.bool) if self._mask is None else self._mask
+        more = torch.ones(rows, new, dtype=torch.bool) if valid is None else valid
+        self._mask = torch.cat([known, more], dim=1)
         mask = self._mask.to(self._model.device)
         if not self._takes_positions:
             return {"attention_mask": mask.long()}
-        positions = (mask.long().cumsum(1) - 1).clamp_min(0)[:, -valid.shape[1] :]
+        positions = (mask.long().cumsum(1) - 1).clamp_min(0)[:, -new:]
         return {"attention_mask": mask.long(), "position_ids": positions}
 
     def select(self, rows: list[int]) -> None:
