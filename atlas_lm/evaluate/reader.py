@@ -155,7 +155,7 @@ class Reader:
             valid = None if all(going) else torch.tensor(going).unsqueeze(1)
             logits = session.read(tokens.cpu().unsqueeze(1), valid, 1)
             assert logits is not None
-            last = self._sound(logits[:, -1])
+            last = self._sound(logits, valid)[:, -1]
         return texts
 
     def likelihoods(
@@ -168,11 +168,10 @@ class Reader:
 
         A context is read once for all of them; by models that cannot do so, anew for each.
         """
+        pairs = zip(contexts, continuations, strict=True)
         if not self.forks:
-            pairs = zip(contexts, continuations, strict=True)
             return [[self._weigh_alone(line, ids, tell) for ids in group] for line, group in pairs]
         if not self.padded and len(contexts) > 1:
-            pairs = zip(contexts, continuations, strict=True)
             return [self.likelihoods([line], [group], tell)[0] for line, group in pairs]
         session = self.start()
         last = self._read(session, contexts, tell)
