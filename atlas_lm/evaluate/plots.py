@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from atlas_lm.data.babilong import parse_length
-from atlas_lm.evaluate.task import Row
+from atlas_lm.evaluate.task import AVERAGE, Row
 
 # Okabe and Ito: told apart by colour-blind readers too; markers differ as well
 COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
@@ -48,7 +48,11 @@ def _line(axes: Axes, rows: Sequence[Row], places: list[int], kind: str, i: int)
     colour, marker = COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]
     values = [row.value for row in rows]
     [line] = axes.plot(places, values, color=colour, marker=marker, label=kind or None)
-    line.set(markersize=5, linestyle=DASHES[i // len(COLOURS) % len(DASHES)])
+    line.set(
+        markersize=5,
+        linewidth=2.6 if kind == AVERAGE else 1.5,
+        linestyle=DASHES[i // len(COLOURS) % len(DASHES)],
+    )
     if all(row.is_share for row in rows):
         low = [row.low or 0.0 for row in rows]
         high = [row.high or 0.0 for row in rows]
