@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from atlas_lm.cli.common import fail
+
 if TYPE_CHECKING:
     from atlas_lm.data.library import Found
 
@@ -27,7 +29,10 @@ def data(
     """
     from atlas_lm.data.library import Library, catalogue, data_folder
 
-    records = [_record(Library().find(name), check) for name in catalogue()]
+    try:
+        records = [_record(Library().find(name), check) for name in catalogue()]
+    except ValueError as error:
+        fail("data", error)
     if as_json:
         typer.echo(json.dumps({"folder": str(data_folder()), "items": records}, indent=2))
     else:

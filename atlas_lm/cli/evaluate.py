@@ -213,9 +213,11 @@ def _train(
     device: str,
 ) -> "Outcome":
     """Train and examine small models; what a folder already has is not trained again."""
+    from atlas_lm.cli.models import check_device
     from atlas_lm.evaluate.learning import Recipe, groups, learn_all
     from atlas_lm.evaluate.registry import row_tasks_by_name
 
+    check_device(device)
     tasks = row_tasks_by_name(names)
     recipe = Recipe(**{name: value for name, value in changes.items() if value is not None})
     with progress(len(groups(tasks)) * len(presets) * seeds) as tell:

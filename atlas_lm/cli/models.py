@@ -35,8 +35,16 @@ def open_any(name: str, device: str, dtype: str | None) -> "tuple[Any, Tokenizer
         tokenizer = load_tokenizer(name, model.config.vocab_size)
     else:
         model, tokenizer = _from_transformers(name)
+    check_device(device)
+    return model.to(device, kind or model.dtype).eval(), tokenizer
+
+
+def check_device(device: str) -> None:
+    """ValueError: there is no such device here."""
+    import torch
+
     try:
-        return model.to(device, kind or model.dtype).eval(), tokenizer
+        torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"device {device!r} cannot be used: {error}") from error
 

@@ -105,6 +105,7 @@ def test_another_run_in_the_same_folder_is_refused(tmp_path: Path) -> None:
             "--model, --seed means nothing",
         ),
         (["mqar", "--train", "gla", "--width", 18], "wanted a multiple of 4"),
+        (["mqar", "--train", "gla", "--device", "abacus"], "device 'abacus' cannot be used"),
         (["enwik8", "--model", RECALL, "--lengths", 0], "wanted 16 or more"),
         (["enwik8", "--model", RECALL, "--samples", 7], "is one stream"),
         (["babilong", "--model", "nothing.gguf"], "there is no file"),
@@ -154,8 +155,8 @@ def test_a_folder_that_is_no_data_and_damaged_data_are_told(
     run = ("eval", "lambada", "--model", RECALL, "--samples", 1, "--out", tmp_path / "out")
     assert "lambada: sample in the package" in atlas(*run).stdout
     monkeypatch.setenv("ATLAS_DATA", str(tmp_path / "none"))
-    result = atlas(*run)
-    assert result.exit_code == 2 and "which is no folder" in result.stderr
+    for result in (atlas(*run), atlas("data")):
+        assert result.exit_code == 2 and "which is no folder" in result.stderr
     (tmp_path / "none" / "lambada").mkdir(parents=True)
     whole = (BUNDLED / "lambada" / "lambada_openai_test.jsonl.xz").read_bytes()
     (tmp_path / "none" / "lambada" / "lambada_openai_test.jsonl.xz").write_bytes(whole[:-60])
