@@ -1,5 +1,7 @@
 """Answers, likelihoods and losses are those of the model in one call, whatever stands beside a row."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -20,6 +22,7 @@ from atlas_lm.evaluate import reader as reading
 from atlas_lm.evaluate.line import Line, columns
 from atlas_lm.evaluate.reader import Reader, Refused, TooLong
 from atlas_lm.evaluate.sessions import TransformersSession, longest_context
+from atlas_lm.models.fingerprint import fingerprint
 from atlas_lm.text import ByteTokenizer, HuggingFaceTokenizer
 from tests.evaluate.builders import KINDS, log_probabilities, model, random_line, reader
 
@@ -301,3 +304,14 @@ def test_good_models_are_believed(kind: str, caplog) -> None:
 
 def test_fingerprints_tell_models_apart() -> None:
     assert len({reader(kind).fingerprint for kind in KINDS}) == len(KINDS)
+
+
+def test_fingerprints_tell_configurations_apart() -> None:
+    """Of models with the same weights too: what else moves their numbers is in the record of a run."""
+    other = copy.deepcopy(model("llama"))
+    assert fingerprint(other) == fingerprint(model("llama"))
+    other.config.rms_norm_eps = 0.1
+    other._atlas_fingerprint = None
+    assert fingerprint(other) != fingerprint(model("llama"))
+    about = reader("llama", limit=50).about
+    assert about["limit"] == 50 and about["dtype"] == "float32" and about["tokenizer"] == "bytes"
