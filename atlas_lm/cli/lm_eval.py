@@ -51,9 +51,8 @@ class AtlasLM(LM):
         if unknown:
             raise ValueError(f"the model atlas does not take {', '.join(unknown)}")
         if str(device).startswith("cuda") and not torch.cuda.is_available():
-            logger.warning(
-                "there is no CUDA device, so the model runs on the CPU"
-            )  # as the harness' own does
+            # the harness asks for cuda by default, and its own models do the same
+            logger.warning("there is no CUDA device, so the model runs on the CPU")
             device = "cpu"
         if not str(batch_size).isdecimal():
             raise ValueError(f"batch_size is {batch_size!r}, wanted a number of contexts, e.g. 8")

@@ -100,15 +100,16 @@ def _haystack(
     kind: Needles, needles: list[str], room: int, library: Library | None, random: RandomState
 ) -> tuple[Prompt, list[int]]:
     """The context of at most `room` tokens beside the needles, and where they stand in it."""
+    room = max(room, 0)
     among: Sequence[Running]
     if kind.haystack == "essays":
-        among = background(essay_sentences(library), max(room, 0), random, repeat=True)
+        among = background(essay_sentences(library), room, random, repeat=True)
     else:
         among = [_noise(room) if kind.haystack == "noise" else _other_needles(kind, room, random)]
     sentences = sum(map(len, among))
     if sentences < len(needles):
         raise ValueError(
-            f"{len(needles)} needles and their question leave {max(room, 0)} tokens for a haystack, too few; "
+            f"{len(needles)} needles and their question leave {room} tokens for a haystack, too few; "
             "take a longer length"
         )
     if kind.haystack == "essays":
@@ -121,12 +122,11 @@ def _haystack(
 
 def _noise(room: int) -> Running:
     line = f"\n{ruler_words()['noise']}"
-    return Repeat(line, max(room, 0) // count_tokens([line])[0])
+    return Repeat(line, room // count_tokens([line])[0])
 
 
 def _other_needles(kind: Needles, room: int, random: RandomState) -> Running:
     """A stretch of a large collection of needles, from a random place on."""
-    room = max(room, 0)
     lines, source = LINES, _collection(kind, LINES)
     while lines * source.tokens() / len(source) < 2 * room:
         lines *= 4

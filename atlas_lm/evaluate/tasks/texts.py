@@ -17,7 +17,7 @@ from atlas_lm.text import Tokenizer
 
 BOOKS = 8  # read of a split, the longest
 LENGTH = "16k"
-SHORTEST_TEXT = 16
+SHORTEST_TEXT = 16  # tokens or bytes; less says nothing
 TARGET = 1024  # tokens at the end of a text that every context has to foretell
 SHORTEST = 256  # tokens before the first border between positions; then they double
 TEST_BYTES = 5_000_000  # at the end of enwik8
