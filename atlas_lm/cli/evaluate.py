@@ -17,20 +17,8 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 # options that only the one kind of run heeds
 TRAINING = ("steps", "width", "seeds")
-EXAMINING = (
-    *(
-        "model",
-        "lengths",
-        "samples",
-        "batch",
-        "seed",
-        "split",
-        "style",
-        "chat",
-        "truncate",
-        "small",
-    ),
-    *("stride", "limit", "dtype", "show"),
+EXAMINING = tuple(
+    "model lengths samples batch seed split style chat truncate small stride limit dtype show".split()
 )
 
 
@@ -214,13 +202,13 @@ def _train(
 ) -> "Outcome":
     """Train and examine small models; what a folder already has is not trained again."""
     from atlas_lm.cli.models import check_device
-    from atlas_lm.evaluate.learning import Recipe, groups, learn_all
+    from atlas_lm.evaluate.learning import Recipe, learn_all, learned_together
     from atlas_lm.evaluate.registry import row_tasks_by_name
 
     check_device(device)
     tasks = row_tasks_by_name(names)
     recipe = Recipe(**{name: value for name, value in changes.items() if value is not None})
-    with progress(len(groups(tasks)) * len(presets) * seeds) as tell:
+    with progress(len(learned_together(tasks)) * len(presets) * seeds) as tell:
         return learn_all(tasks, presets, out, recipe=recipe, seeds=seeds, device=device, tell=tell)
 
 
@@ -249,17 +237,12 @@ def _list() -> None:
 
 
 def _prompt(tasks: "list[Task]", reader: "Reader", wanted: str) -> str:
-    from atlas_lm.evaluate.tasks.asking import Asking
-    from atlas_lm.evaluate.tasks.harness import Harness
-
+    """What the model is told of one sample."""
     for task in tasks:
-        for sample in task.samples():
-            if sample.id != wanted:
-                continue
-            if isinstance(task, Asking):
-                asked = task.make(sample)
-                return reader.said(asked.prompt, asked.lead).text()
-            if isinstance(task, Harness):
-                return task.show(sample)
+        if wanted not in {sample.id for sample in task.samples()}:
+            continue
+        if not hasattr(task, "show"):
             raise ValueError(f"{task.name} has no prompts: its samples are rows of tokens or texts")
+        [sample] = [sample for sample in task.samples() if sample.id == wanted]
+        return str(task.show(reader, sample))
     raise ValueError(f"no sample of these tasks is called {wanted!r}; records.jsonl has the names")

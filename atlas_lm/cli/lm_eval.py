@@ -65,7 +65,7 @@ class AtlasLM(LM):
             limit=limit,
             truncate=truncate,
         )
-        self.batch = int(batch_size) if self.reader.padded else 1
+        self.batch = int(batch_size) if self.reader.can.padded else 1
 
     @property
     def tokenizer_name(self) -> str:

@@ -128,7 +128,7 @@ def learn_all(
     check_pictures(any(name in AXES for name in tasks))
     journal = open_journal(folder, what)
     wanted = []
-    for (name, cells), preset, seed in product(groups(tasks), presets, range(seeds)):
+    for (name, cells), preset, seed in product(learned_together(tasks), presets, range(seeds)):
         run = f"{name}/{'+'.join(cells)}/{preset}/{seed}"
         wanted.append(run)
         if run in journal.records:
@@ -147,7 +147,7 @@ def learn_all(
     return outcome
 
 
-def groups(
+def learned_together(
     tasks: Mapping[str, Mapping[str, RowTask]],
 ) -> list[tuple[str, Mapping[str, RowTask]]]:
     """What is learned together: MQAR of all sizes by one model, other tasks each by its own."""

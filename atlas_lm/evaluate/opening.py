@@ -3,13 +3,12 @@
 import hashlib
 import logging
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from atlas_lm.evaluate.reader import Reader
+from atlas_lm.evaluate.reader import Abilities, Reader
 from atlas_lm.evaluate.sessions import (
     AtlasSession,
     Session,
@@ -28,16 +27,6 @@ WHOLE = 1 << 40  # columns per call of a model that cannot go on from a warm cac
 BYTES_PER_TOKEN = 5  # so many bytes hold an answer of so many tokens
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Abilities:
-    """What a model can do beside reading a text in one call; the names are those of Reader."""
-
-    pieces: bool = True
-    steps: bool = True
-    forks: bool = True
-    padded: bool = True
 
 
 def open_reader(
@@ -73,7 +62,7 @@ def open_reader(
         ends=_ends(model),
         vocab_size=model.config.get_text_config().vocab_size,
         stride=(stride or (512 if ours else 2048)) if can.pieces else WHOLE,
-        **asdict(can),
+        can=can,
         per_token=1 if hasattr(tokenizer, "tokenizer") else BYTES_PER_TOKEN,
         about={
             "tokenizer": tokenizer.key,

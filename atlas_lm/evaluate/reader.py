@@ -36,6 +36,16 @@ class Likelihood:
     greedy: bool  # each of its tokens was the likeliest
 
 
+@dataclass(frozen=True, kw_only=True)
+class Abilities:
+    """What a model can do beside reading a text in one call."""
+
+    pieces: bool = True  # several tokens may come to what was read before
+    steps: bool = True  # one token may
+    forks: bool = True  # a text that was read may be gone on with in several ways
+    padded: bool = True  # rows of different length may stand side by side
+
+
 @dataclass(kw_only=True)
 class Reader:
     """Everything that tasks ask of a model, on top of its sessions.
@@ -47,10 +57,7 @@ class Reader:
         prefix: ids that stand before a text of which every token is to be predicted.
         ends: ids that end an answer.
         stride: columns per call of the model.
-        pieces: whether several tokens may come to what was read before.
-        steps: whether one token may.
-        forks: whether a text that was read may be gone on with in several ways.
-        padded: whether rows of different length may stand side by side.
+        can: what the model can do beside reading a text in one call.
         per_token: ids of this model that make one token of an answer; bytes need several.
         about: for the record, what else of the model determines results.
         chat: wrap prompts in the chat template of the tokenizer.
@@ -67,10 +74,7 @@ class Reader:
     ends: frozenset[int]
     vocab_size: int
     stride: int = 512
-    pieces: bool = True
-    steps: bool = True
-    forks: bool = True
-    padded: bool = True
+    can: Abilities = Abilities()
     per_token: int = 1
     about: dict[str, Any] = field(default_factory=dict)
     chat: bool = False
@@ -134,7 +138,7 @@ class Reader:
 
         stop: whether an answer is complete; it is asked after every token.
         """
-        if not self.steps:
+        if not self.can.steps:
             raise Refused(f"{self.name} cannot go on token by token, so it gives no answers")
         session = self.start()
         last = self._read(session, lines, tell)
@@ -155,7 +159,7 @@ class Reader:
             valid = None if all(going) else torch.tensor(going).unsqueeze(1)
             logits = session.read(tokens.cpu().unsqueeze(1), valid, 1)
             assert logits is not None
-            last = self._sound(logits, valid)[:, -1]
+            last = self.sound(logits, valid)[:, -1]
         return texts
 
     def likelihoods(
@@ -169,9 +173,9 @@ class Reader:
         A context is read once for all of them; by models that cannot do so, anew for each.
         """
         pairs = zip(contexts, continuations, strict=True)
-        if not self.forks:
+        if not self.can.forks:
             return [[self._weigh_alone(line, ids, tell) for ids in group] for line, group in pairs]
-        if not self.padded and len(contexts) > 1:
+        if not self.can.padded and len(contexts) > 1:
             return [self.likelihoods([line], [group], tell)[0] for line, group in pairs]
         session = self.start()
         last = self._read(session, contexts, tell)
@@ -185,7 +189,7 @@ class Reader:
             ids, valid = columns(flat, first, min(first + width, longest - 1), at_end=False)
             logits = session.read(ids, valid, ids.shape[1])
             assert logits is not None
-            weights.add(self._sound(logits, valid), first + 1)
+            weights.add(self.sound(logits, valid), first + 1)
         tell(sum(map(len, flat)))
         parts = iter(weights.found())
         return [[next(parts) for _ in group] for group in continuations]
@@ -196,7 +200,7 @@ class Reader:
         given, _ = columns([whole], 0, len(whole) - 1, at_end=False)
         logits = self.start().read(given, None, len(ids))
         assert logits is not None
-        weights.add(self._sound(logits), 0)
+        weights.add(self.sound(logits), 0)
         tell(len(whole))
         return weights.found()[0]
 
@@ -222,7 +226,7 @@ class Reader:
             for row, line in enumerate(given)
             for window in _windows(len(line), self.limit, step)
         ]
-        beside = len(lines) if self.padded else 1
+        beside = len(lines) if self.can.padded else 1
         for place in range(0, len(windows), beside):
             group = windows[place : place + beside]
             parts = [given[row].cut(start, stop) for row, (start, _, stop) in group]
@@ -242,13 +246,13 @@ class Reader:
         session = self.start()
         longest = max(map(len, lines))
         found = [np.full(len(line), np.nan, np.float32) for line in lines]
-        width = self._width(len(lines)) if self.pieces else longest
+        width = self._width(len(lines)) if self.can.pieces else longest
         for first in range(0, longest - 1, width):
             last = min(first + width, longest - 1)
             ids, valid = columns(lines, first, last, at_end=False)
             logits = session.read(ids, valid, last - first)
             assert logits is not None
-            self._sound(logits, valid)
+            self.sound(logits, valid)
             targets, _ = columns(lines, first + 1, last + 1, at_end=False)
             nats = cross_entropy(
                 logits.float().flatten(0, 1), targets.flatten().to(logits.device), reduction="none"
@@ -274,13 +278,13 @@ class Reader:
             logits = session.read(ids, valid, 1 if last == longest else 0)
             tell(ids.numel() if valid is None else int(valid.sum()))
         assert logits is not None
-        return self._sound(logits[:, -1].float())
+        return self.sound(logits[:, -1].float())
 
     def _width(self, rows: int) -> int:
         """Columns whose logits are made at once."""
         return max(1, min(self.stride, LOGITS // (4 * self.vocab_size * rows)))
 
-    def _sound(self, logits: Tensor, valid: Tensor | None = None) -> Tensor:
+    def sound(self, logits: Tensor, valid: Tensor | None = None) -> Tensor:
         """The logits, if those that count are numbers: a broken model must not look like a bad one."""
         broken = logits.isnan().any(-1)
         if valid is not None:

@@ -72,7 +72,7 @@ def _run_cell(
     batch: int,
     tell: Callable[[Task, Sample, float], object],
 ) -> Refusal | None:
-    size = batch if reader.padded else 1
+    size = batch if reader.can.padded else 1
     for first in range(0, len(samples), size):
         together = samples[first : first + size]
         tokens = sum(sample.tokens for sample in together)

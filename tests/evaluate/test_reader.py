@@ -20,7 +20,7 @@ from atlas_lm.data.prompt import Repeat, join
 from atlas_lm.evaluate import opening
 from atlas_lm.evaluate import reader as reading
 from atlas_lm.evaluate.line import Line, columns
-from atlas_lm.evaluate.reader import Reader, Refused, TooLong
+from atlas_lm.evaluate.reader import Abilities, Reader, Refused, TooLong
 from atlas_lm.evaluate.sessions import TransformersSession, longest_context
 from atlas_lm.models.fingerprint import fingerprint
 from atlas_lm.text import ByteTokenizer, HuggingFaceTokenizer
@@ -226,7 +226,7 @@ def test_models_that_forget_are_found_out_and_read_whole(monkeypatch, caplog) ->
     """Such a model gives no answers; likelihoods and losses are right, one by one and in one call."""
     monkeypatch.setattr(opening, "TransformersSession", lambda _: Forgetful("llama"))
     found = reader("llama")
-    assert not (found.pieces or found.steps or found.forks or found.padded)
+    assert found.can == Abilities(pieces=False, steps=False, forks=False, padded=False)
     assert found.stride == opening.WHOLE
     assert "forgets what it read" in caplog.text and "padded" in caplog.text
     groups = [[[7, 8, 9], [1]], [[2, 2]], [[3]]]
@@ -254,7 +254,8 @@ def test_models_that_read_on_token_by_token_only(caplog) -> None:
     sizes = dict(vocab_size=259, hidden_size=16, state_size=4, num_hidden_layers=2)
     mamba = MambaForCausalLM(MambaConfig(**sizes, initializer_range=0.3)).eval()
     found = opening.open_reader(mamba, ByteTokenizer(), name="mamba")
-    assert found.steps and not found.pieces and not found.forks and found.limit is None
+    assert found.can.steps and not found.can.pieces and not found.can.forks
+    assert found.limit is None
     line = LINES[0]
     [[weighed]] = found.likelihoods([line], [[[5, 6, 7]]])
     with torch.no_grad():
@@ -297,7 +298,7 @@ def test_models_that_cannot_be_read_or_are_broken_are_refused() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_good_models_are_believed(kind: str, caplog) -> None:
     found = reader(kind)
-    assert found.padded and found.pieces and found.steps and found.forks
+    assert found.can == Abilities()
     assert found.stride == 16 and not caplog.text
     assert found.fingerprint == reader(kind).fingerprint
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from atlas_lm.evaluate import results
 from atlas_lm.evaluate.intervals import wilson
 from atlas_lm.evaluate.journal import RECORDS, Journal
-from atlas_lm.evaluate.reader import Reader, TooLong
+from atlas_lm.evaluate.reader import Abilities, Reader, TooLong
 from atlas_lm.evaluate.report import markdown, tables
 from atlas_lm.evaluate.results import evaluate
 from atlas_lm.evaluate.runner import Outcome, Pace, Refusal, run
@@ -121,7 +122,7 @@ def test_two_processes_do_not_write_into_one_folder(tmp_path: Path) -> None:
 
 def test_models_without_padding_run_one_by_one(tmp_path: Path) -> None:
     alone = reader("memory")
-    alone.padded = False
+    alone.can = Abilities(padded=False)
     task = Counting()
     run([task], alone, journal(tmp_path), 4)
     assert [len(batch) for batch in task.batches] == [1] * 10
@@ -241,3 +242,13 @@ def test_shares_mark_what_was_cut() -> None:
     ]
     [found] = share_rows("t", records)
     assert found.value == 0.5 and found.notes == ("1 of 2 truncated",)
+
+
+def test_pictures_that_cannot_be_drawn_are_told_before_anything_is_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "find_spec", lambda name: None)
+    task = Counting()
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'atlas-lm\[eval\]'"):
+        evaluate([task], reader("memory"), tmp_path, batch=2)
+    assert not task.batches

@@ -63,6 +63,11 @@ class Asking(ABC):
             )
         ]
 
+    def show(self, reader: Reader, sample: Sample) -> str:
+        """All that the model is told of a sample."""
+        asked = self.make(sample)
+        return reader.said(asked.prompt, asked.lead).text()
+
     def rows(self, records: Sequence[Record]) -> list[Row]:
         return share_rows(self.name, records)
 

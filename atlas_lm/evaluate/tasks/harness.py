@@ -151,7 +151,7 @@ class Harness:
             notes=(*truncation(records), *windowing(records)),
         )
 
-    def show(self, sample: Sample) -> str:
+    def show(self, reader: Reader, sample: Sample) -> str:
         """What the model is told of a sample: contexts, each with what is to be weighed after it."""
         return "\n\n".join("".join(map(str, r.args)) for r in self._requests[sample.index])
 

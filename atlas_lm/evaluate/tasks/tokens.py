@@ -90,7 +90,9 @@ class Tokens:
         rows = task.rows("test", samples[0].index, len(samples), self._options.seed)
         logits = reader.start().read(torch.from_numpy(rows.inputs), None, task.length)
         assert logits is not None
-        right = (logits.argmax(-1).cpu().numpy() == rows.labels) & (rows.labels != NOTHING)
+        right = (reader.sound(logits).argmax(-1).cpu().numpy() == rows.labels) & (
+            rows.labels != NOTHING
+        )
         asked = (rows.labels != NOTHING).sum(1)
         tell(rows.inputs.size)
         return [
