@@ -155,7 +155,11 @@ def test_a_true_signal_while_a_pipe_waits(model: Path, tmp_path: Path, wanted: s
     memory = tmp_path / "memory"
     arguments = ["absorb", model, "-", "--memory", memory, "--stride", "128", "--every", "1"]
     with subprocess.Popen(
-        [*COMMAND, *map(str, arguments)], stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=False
+        [*COMMAND, *map(str, arguments)],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        # a suite that a script starts in the background has the signal ignored, and hands that on
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         assert process.stdin is not None
         lines = TEXT.splitlines(keepends=True)
