@@ -10,10 +10,10 @@ from pathlib import Path
 
 from atlas_lm.cli.models import open_any
 from atlas_lm.evaluate import registry
-from atlas_lm.evaluate.journal import Journal
 from atlas_lm.evaluate.opening import open_reader
 from atlas_lm.evaluate.runner import run
 from atlas_lm.evaluate.tasks.options import Options
+from atlas_lm.runs.journal import Journal
 
 
 def resident() -> dict[str, int]:

@@ -20,7 +20,10 @@ MAY_IMPORT = {  # room -> rooms it may use
     "watch": {"stream", "models", "memory", "text"},
     "doctor": {"models", "memory", "ops"},
     "demo": {"memory", "ops"},
-    "evaluate": {"data", "stream", "models", "memory", "text"},
+    "runs": {"stream"},
+    "evaluate": {"runs", "data", "stream", "models", "memory", "text"},
+    "train": {"runs", "data", "stream", "models", "memory", "ops", "text"},
+    "recipes": {"train", "data", "models", "memory", "text"},
     "cli": {
         "watch",
         "stream",
@@ -31,7 +34,10 @@ MAY_IMPORT = {  # room -> rooms it may use
         "doctor",
         "demo",
         "data",
+        "runs",
         "evaluate",
+        "train",
+        "recipes",
     },
 }
 

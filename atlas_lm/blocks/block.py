@@ -42,7 +42,12 @@ class Block(nn.Module):
         state: LayerState | None,
         count: Tensor | None = None,
         watch: list[Trace] | None = None,
+        fresh: Tensor | None = None,
     ) -> tuple[Tensor, LayerState]:
+        """fresh: [B] bool, rows that begin a new stream whatever the state holds; None: as the state says."""
+        if state is not None and fresh is not None:
+            # here, where a sharded model has this block's weights together, not before all blocks
+            state = state.where(~fresh, self.mixer.start(x.shape[0], x))
         y, state = self.mixer(self.mixer_norm(x), state, count, watch)
         x = x + y
         return x + self.mlp(self.mlp_norm(x)), state

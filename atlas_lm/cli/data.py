@@ -1,17 +1,25 @@
-"""`atlas data`: what data there is, what is missing, and where to get it."""
+"""`atlas data`: what data there is, what is missing, where to get it; and texts made ready for training."""
 
 import json
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from atlas_lm.cli.common import fail
+from atlas_lm.cli.progress import progress
 
 if TYPE_CHECKING:
     from atlas_lm.data.library import Found
+    from atlas_lm.data.shards import Shards
+
+app = typer.Typer(name="data", rich_markup_mode="markdown")
 
 
+@app.callback(invoke_without_command=True)
 def data(
+    context: typer.Context,
     check: Annotated[
         bool, typer.Option("--check", help="Compare every file with its SHA-256; takes a moment.")
     ] = False,
@@ -26,7 +34,11 @@ def data(
         atlas data
 
         ATLAS_DATA=~/atlas-data atlas data --check
+
+        atlas data tokenize books/train --out books
     """
+    if context.invoked_subcommand is not None:
+        return
     from atlas_lm.data.library import Library, catalogue, data_folder
 
     try:
@@ -39,6 +51,59 @@ def data(
         _show(records)
     if any(record["wrong"] for record in records):
         raise typer.Exit(1)
+
+
+@app.command()
+def tokenize(
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="NAME",
+            help="Corpora, e.g. books/train, enwik8/train or essays; .txt and .jsonl files; folders of them.",
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="Where the tokens go; must be new or empty.")],
+    tokenizer: Annotated[
+        str, typer.Option(help="bytes, gpt2, bpe-N such as bpe-8192, or a tokenizer's folder.")
+    ] = "gpt2",
+) -> None:
+    """Write texts as tokens, which training reads without loading them.
+
+    A .txt file is one document; each line of a .jsonl file has one under the key `text`.
+
+    Examples:
+
+        atlas data tokenize books/train --out books
+
+        atlas data tokenize notes.txt letters/ --out mine --tokenizer bpe-8192
+    """
+    try:
+        shards = _tokenize(tuple(names), out, tokenizer)
+    except (ValueError, OSError) as error:
+        fail("data tokenize", error)
+    size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
+    typer.echo(
+        f"{out}: {shards.documents:,} documents, {shards.tokens:,} tokens of {tokenizer}, {_size(size)}"
+    )
+
+
+def _tokenize(names: tuple[str, ...], out: Path, tokenizer: str) -> "Shards":
+    from atlas_lm.data.corpora import check_corpora, corpus, corpus_fingerprint
+    from atlas_lm.data.shards import check_free, write_shards
+    from atlas_lm.data.vocabularies import find_tokenizer
+
+    check_free(out)
+    check_corpora(names)
+    found = find_tokenizer(tokenizer)
+
+    def texts() -> Iterator[tuple[str, str]]:
+        for name in names:
+            yield from corpus(name)
+
+    about = {"corpora": {name: corpus_fingerprint(name) for name in names}}
+    total = sum(len(text) for _, text in texts())  # a moment, beside what encoding takes
+    with progress(total) as tell:
+        return write_shards(texts(), found, out, about=about, tokenizer_name=tokenizer, tell=tell)
 
 
 def _record(found: "Found", check: bool) -> dict[str, Any]:

@@ -15,15 +15,9 @@ if TYPE_CHECKING:
     from atlas_lm.evaluate.task import Sample, Task
 
 INTERRUPTED = 130
-# options that only the one kind of run heeds
-TRAINING = ("steps", "width", "seeds")
-EXAMINING = tuple(
-    "model lengths samples batch seed split style chat truncate small stride limit dtype show".split()
-)
 
 
 def evaluate(
-    context: typer.Context,
     tasks: Annotated[
         list[str],
         typer.Argument(help="Tasks, e.g. babilong, ruler/single_1, hellaswag; `list` lists them."),
@@ -73,15 +67,6 @@ def evaluate(
         str | None,
         typer.Option(help="Print the exact prompt of one sample, e.g. babilong/qa1/4k/17."),
     ] = None,
-    train: Annotated[
-        str | None,
-        typer.Option(help="Train small models on mqar, mad or cued, and examine those; presets."),
-    ] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Of --train. [default: 3000]")] = None,
-    width: Annotated[
-        int | None, typer.Option(min=16, help="Of the models of --train. [default: 64]")
-    ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Runs of each model with --train.")] = 1,
 ) -> None:
     """Examine a model. Contexts are streamed and never cut in silence; a killed run goes on where it was.
 
@@ -92,63 +77,45 @@ def evaluate(
         atlas eval babilong --model my-model --lengths 0k,4k,128k --samples 20
 
         atlas eval hellaswag piqa --model HuggingFaceTB/SmolLM2-135M --out smollm
-
-        atlas eval mqar --train transformer,linear_attention,gated_deltanet
     """
     if tasks == ["list"]:
         _list()
         return
-    samples_told: list[str] = []
     try:
-        _heed(context, TRAINING if train is None else EXAMINING, train is not None)
-        if train is not None:
-            changes = {"steps": steps, "width": width}
-            outcome = _train(tasks, train.split(","), out, changes, seeds, device)
-        else:
-            from atlas_lm.data.library import Library
-            from atlas_lm.evaluate.tasks.options import Options
+        from atlas_lm.data.library import Library
+        from atlas_lm.evaluate.tasks.options import Options
 
-            options = Options(
-                lengths=None if lengths is None else tuple(lengths.split(",")),
-                count=samples,
-                seed=seed,
-                split=split,
-                style=style,
-                library=Library(small=small),
-            )
-            opening = {
-                "device": device,
-                "dtype": dtype,
-                "stride": stride,
-                "limit": limit,
-                "truncate": truncate,
-            }
-            reader, chosen = _open(tasks, model, options, chat, opening)
-            if show is not None:
-                typer.echo(_prompt(chosen, reader, show))
-                return
-            outcome = _run(chosen, reader, out, batch)
-            samples_told = _samples_told(chosen)
+        options = Options(
+            lengths=None if lengths is None else tuple(lengths.split(",")),
+            count=samples,
+            seed=seed,
+            split=split,
+            style=style,
+            library=Library(small=small),
+        )
+        opening = {
+            "device": device,
+            "dtype": dtype,
+            "stride": stride,
+            "limit": limit,
+            "truncate": truncate,
+        }
+        reader, chosen = _open(tasks, model, options, chat, opening)
+        if show is not None:
+            typer.echo(_prompt(chosen, reader, show))
+            return
+        outcome = _run(chosen, reader, out, batch)
     except KeyboardInterrupt:
         done = f"{out} holds what was done, and the same command goes on"
         fail("eval", f"stopped; {done if out.exists() else 'nothing was done yet'}", INTERRUPTED)
     except (ValueError, OSError, ModuleNotFoundError) as error:
         fail("eval", error)
     _print(outcome)
-    for told in samples_told:
+    for told in _samples_told(chosen):
         typer.echo(told)
     typer.echo(f"\nrecords, table and pictures: {out}")
     if not outcome.rows:
         raise typer.Exit(2)
-
-
-def _heed(context: typer.Context, useless: tuple[str, ...], training: bool) -> None:
-    """Refuse options that this kind of run would pass over."""
-    sources = {name: context.get_parameter_source(name) for name in useless}
-    given = [name for name, source in sources.items() if source and source.name == "COMMANDLINE"]
-    if given:
-        names = ", ".join(f"--{name}" for name in given)
-        raise ValueError(f"{names} means nothing {'with' if training else 'without'} --train")
 
 
 def _samples_told(tasks: "list[Task]") -> list[str]:
@@ -190,26 +157,6 @@ def _run(tasks: "list[Task]", reader: "Reader", out: Path, batch: int) -> "Outco
             tell(" ".join([task.name, *sample.cell.values()]), tokens)
 
         return run(tasks, reader, out, batch=batch, tell=tell_tokens)
-
-
-def _train(
-    names: list[str],
-    presets: list[str],
-    out: Path,
-    changes: dict[str, int | None],
-    seeds: int,
-    device: str,
-) -> "Outcome":
-    """Train and examine small models; what a folder already has is not trained again."""
-    from atlas_lm.cli.models import check_device
-    from atlas_lm.evaluate.learning import Recipe, learn_all, learned_together
-    from atlas_lm.evaluate.registry import row_tasks_by_name
-
-    check_device(device)
-    tasks = row_tasks_by_name(names)
-    recipe = Recipe(**{name: value for name, value in changes.items() if value is not None})
-    with progress(len(learned_together(tasks)) * len(presets) * seeds) as tell:
-        return learn_all(tasks, presets, out, recipe=recipe, seeds=seeds, device=device, tell=tell)
 
 
 def _print(outcome: "Outcome") -> None:

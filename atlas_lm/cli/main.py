@@ -7,7 +7,8 @@ import typer
 from atlas_lm import __version__
 from atlas_lm.cli.absorb import absorb
 from atlas_lm.cli.ask import ask
-from atlas_lm.cli.data import data
+from atlas_lm.cli.compare import compare
+from atlas_lm.cli.data import app as data
 from atlas_lm.cli.demo import demo
 from atlas_lm.cli.doctor import doctor
 from atlas_lm.cli.evaluate import evaluate
@@ -15,6 +16,7 @@ from atlas_lm.cli.generate import generate
 from atlas_lm.cli.memory import app as memory
 from atlas_lm.cli.new import new
 from atlas_lm.cli.trace import trace
+from atlas_lm.cli.train import train
 
 app = typer.Typer(
     name="atlas",
@@ -30,8 +32,10 @@ app.command()(absorb)
 app.command()(ask)
 app.command()(generate)
 app.command()(trace)
+app.command()(train)
+app.command()(compare)
 app.command("eval")(evaluate)
-app.command()(data)
+app.add_typer(data)
 app.add_typer(memory)
 
 
@@ -52,3 +56,7 @@ def options(
 
 def main() -> None:
     app()
+
+
+if __name__ == "__main__":  # as torchrun starts it: -m atlas_lm.cli.main
+    main()

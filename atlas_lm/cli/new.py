@@ -61,24 +61,14 @@ def _check_free(folder: Path) -> None:
 
 def _tokenizer(folder: Path | None, vocab_size: int | None) -> "Tokenizer | None":
     """The tokenizer of the model to be; None for one that knows ids alone."""
+    from atlas_lm.data.vocabularies import gpt2
     from atlas_lm.text import ByteTokenizer, load_tokenizer
 
     if folder is None:
         return ByteTokenizer() if vocab_size in (None, ByteTokenizer.vocab_size) else None
     if str(folder) == "gpt2" and not folder.exists():
-        return _gpt2()
+        return gpt2()
     return load_tokenizer(folder, 2**31 if vocab_size is None else vocab_size)
-
-
-def _gpt2() -> "Tokenizer":
-    """The tokenizer of GPT-2, from the data of the package."""
-    from transformers import PreTrainedTokenizerFast
-
-    from atlas_lm.data.gpt2 import END_OF_TEXT, gpt2_tokenizer
-    from atlas_lm.text import HuggingFaceTokenizer
-
-    marks = {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT}
-    return HuggingFaceTokenizer(PreTrainedTokenizerFast(tokenizer_object=gpt2_tokenizer(), **marks))
 
 
 def _model(

@@ -6,10 +6,7 @@ token ids are slices of mapped files.
 
 import functools
 import json
-import os
 import re
-import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +16,7 @@ from numpy.typing import NDArray
 
 from atlas_lm.data.files import book_texts, essay_texts
 from atlas_lm.data.gpt2 import count_tokens
+from atlas_lm.data.kept import keep_folder
 from atlas_lm.data.library import Library, cache_folder
 from atlas_lm.text import Tokenizer
 
@@ -100,7 +98,7 @@ class Sentences:
         """The collection in the ids of a tokenizer, made when it is first wanted and kept on disk."""
         path = self.folder / f"ids-{tokenizer.key}"
         if not path.is_dir():
-            _keep(path, lambda folder: _encode(self, tokenizer, folder))
+            keep_folder(path, lambda folder: _encode(self, tokenizer, folder))
         return _open_ids(path)
 
 
@@ -138,7 +136,7 @@ def collection(name: str, texts: Callable[[], Iterable[tuple[str, list[str]]]]) 
     """
     path = cache_folder() / "sentences" / f"{name}-{VERSION}"
     if not path.is_dir():
-        _keep(path, lambda folder: _build(texts(), folder))
+        keep_folder(path, lambda folder: _build(texts(), folder))
     return _open(path)
 
 
@@ -198,17 +196,3 @@ def _encode(sentences: Sentences, tokenizer: Tokenizer, folder: Path) -> None:
 def _sums(lengths: list[int]) -> NDArray[np.int64]:
     """0 and the running sums."""
     return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).astype(np.int64)
-
-
-def _keep(path: Path, make: Callable[[Path], None]) -> None:
-    """Make a folder as a whole: whoever finds it finds all of it, also when several make it at once."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
-    try:
-        make(made)
-        os.replace(made, path)
-    except OSError:
-        if not path.is_dir():  # another process was not quicker: it is a real fault
-            raise
-    finally:
-        shutil.rmtree(made, ignore_errors=True)

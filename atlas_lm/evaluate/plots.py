@@ -9,11 +9,7 @@ from matplotlib.ticker import PercentFormatter
 
 from atlas_lm.data.babilong import parse_length
 from atlas_lm.evaluate.task import AVERAGE, Row
-
-# Okabe and Ito: told apart by colour-blind readers too; markers differ as well
-COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-DASHES = ("-", "--", ":")  # where there are more lines than colours
+from atlas_lm.runs.look import COLOURS, DASHES, MARKERS, plain
 
 
 def draw(rows: Sequence[Row], axis: str, title: str, path: Path) -> None:
@@ -32,8 +28,7 @@ def draw(rows: Sequence[Row], axis: str, title: str, path: Path) -> None:
     if rows[0].is_share:
         axes.set_ylim(-0.03, 1.03)
         axes.yaxis.set_major_formatter(PercentFormatter(xmax=1))
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.25)
+    plain(axes)
     if len({_kind(row, axis) for row in rows}) > 1:
         axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
     axes.set_title(title, loc="left", fontsize=11)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 
-from atlas_lm.data.rows import RowTask
 from atlas_lm.evaluate.task import Task
 from atlas_lm.evaluate.tasks.babilong import BABILong
 from atlas_lm.evaluate.tasks.harness import GROUPS, SOURCES, Harness
@@ -10,7 +9,7 @@ from atlas_lm.evaluate.tasks.options import Options
 from atlas_lm.evaluate.tasks.robustness import Robustness
 from atlas_lm.evaluate.tasks.ruler import Ruler
 from atlas_lm.evaluate.tasks.texts import BooksByContext, BooksByPosition, Enwik8
-from atlas_lm.evaluate.tasks.tokens import Tokens, row_tasks
+from atlas_lm.evaluate.tasks.tokens import Tokens
 
 ROW_TASKS = ("mqar", "mad", "cued")  # of a vocabulary of their own
 BOOKS: dict[str, Callable[[Options], Task]] = {
@@ -45,15 +44,6 @@ def build(
     """
     found = _parts(names).items()
     return [task for name, chosen in found for task in _build(name, chosen, options, chat)]
-
-
-def row_tasks_by_name(names: Sequence[str]) -> dict[str, dict[str, RowTask]]:
-    """The tasks that small models can be trained on, by name and cell."""
-    parts = _parts(names)
-    unknown = [name for name in parts if name not in ROW_TASKS]
-    if unknown:
-        raise ValueError(f"--train is for {', '.join(ROW_TASKS)}, got {unknown[0]!r}")
-    return {name: row_tasks(name, chosen) for name, chosen in parts.items()}
 
 
 def _parts(names: Sequence[str]) -> dict[str, list[str]]:

@@ -1,24 +1,16 @@
 """The folder of a run: records, table and pictures."""
 
-import platform
-import time
 from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from atlas_lm import __version__
-from atlas_lm.evaluate.journal import Journal
 from atlas_lm.evaluate.reader import Reader
 from atlas_lm.evaluate.report import markdown
 from atlas_lm.evaluate.runner import Outcome, run
 from atlas_lm.evaluate.task import Sample, Task
+from atlas_lm.runs.about import check_pictures, surroundings, versions
+from atlas_lm.runs.journal import Journal
 from atlas_lm.stream.atomic import write_atomically
-
-PACKAGES = ("torch", "transformers", "tokenizers", "numpy")
 
 
 def evaluate(
@@ -59,25 +51,16 @@ def evaluate(
     return outcome
 
 
-def check_pictures(wanted: bool) -> None:
-    """Whether pictures can be drawn, before hours of work end in that question."""
-    if wanted and find_spec("matplotlib") is None:
-        raise ModuleNotFoundError(
-            "pictures of results need matplotlib, which is not here; pip install 'atlas-lm[eval]'",
-            name="matplotlib",
-        )
-
-
 def open_journal(folder: Path, what: Mapping[str, Any]) -> Journal:
     """The journal of a run; what determines its results includes the versions of packages."""
-    return Journal(folder, {**what, "versions": _versions()}, _beside())
+    return Journal(folder, {**what, "versions": versions()}, surroundings())
 
 
 def write_results(
     outcome: Outcome, about: Mapping[str, Any], axes: Mapping[str, str | None], folder: Path
 ) -> None:
     """Write the table and a picture for each task that has an axis."""
-    told = {**about, **_versions()}
+    told = {**about, **versions()}
     write_atomically(folder / "table.md", [markdown(outcome, told).encode()])
     for name, axis in axes.items():
         rows = [row for row in outcome.rows if row.task == name]
@@ -86,20 +69,6 @@ def write_results(
 
             path = folder / f"{name.replace('/', '-')}.png"
             draw(rows, axis, f"{about['model']}: {name}", path)
-
-
-def _versions() -> dict[str, str]:
-    return {name: version(name) for name in PACKAGES} | {"atlas-lm": __version__}
-
-
-def _beside() -> dict[str, Any]:
-    return {
-        "time": time.strftime("%Y-%m-%d %H:%M:%S"),
-        "machine": platform.machine(),
-        "system": platform.platform(),
-        "threads": torch.get_num_threads(),
-        "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-    }
 
 
 def _data(task: Task) -> str:

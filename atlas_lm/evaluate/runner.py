@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 
-from atlas_lm.evaluate.journal import Journal
 from atlas_lm.evaluate.reader import Reader, Refused
 from atlas_lm.evaluate.task import Record, Row, Sample, Task
+from atlas_lm.runs.journal import Journal
 
 logger = logging.getLogger(__name__)
 

@@ -6,10 +6,10 @@ from typing import Any, Protocol
 
 from atlas_lm.evaluate.intervals import wilson
 from atlas_lm.evaluate.reader import Reader, Tell
+from atlas_lm.runs.journal import Record
 
 # what a line of the table is about, e.g. {"question": "qa1", "length": "4k"}
 Cell = Mapping[str, str]
-Record = dict[str, Any]
 AVERAGE = "average"  # stands in a cell for all that it was taken over
 
 

@@ -36,13 +36,14 @@ class LayerState:
         return self.map(move)
 
     def where(self, rows: Tensor, other: "LayerState") -> "LayerState":
-        """This state in the rows that are True, the other one elsewhere. rows: [B] bool"""
+        """This state in the rows that are True, elsewhere the other in this one's dtypes. rows: [B] bool"""
         tails = {}
         for name, mine in self.tails.items():
             theirs = other.tails[name]
             if name in GROWING:  # streams of different length
                 mine, theirs = _same_length(mine, theirs)
-            tails[name] = torch.where(rows.reshape(-1, *[1] * (mine.dim() - 1)), mine, theirs)
+            chosen = rows.reshape(-1, *[1] * (mine.dim() - 1))
+            tails[name] = torch.where(chosen, mine, theirs.to(mine.dtype))
         memory = None
         if self.memory is not None and other.memory is not None:
             memory = self.memory.where(rows, other.memory)

@@ -86,10 +86,12 @@ class AtlasModel(AtlasPreTrainedModel):
         count: Tensor | None = None,
         watch: list[list[Trace]] | None = None,
         hidden: list[Tensor] | None = None,
+        fresh: Tensor | None = None,
     ) -> tuple[Tensor, StreamState]:
         """Run the blocks over embeddings [B, T, D] whose first `count` tokens count in each row.
 
         watch: receives for each block the traces of its memory.  hidden: receives the input of each block.
+        fresh: [B] bool, rows that begin a new stream, whatever the state holds.
         """
         layers: list[LayerState] = []
         for i, block in enumerate(self.layers):
@@ -98,11 +100,15 @@ class AtlasModel(AtlasPreTrainedModel):
             seen = None if watch is None else watch[i]
             before = None if state is None else state.layers[i]
             if self.gradient_checkpointing and self.training and watch is None:
-                x, after = self._gradient_checkpointing_func(block.__call__, x, before, count)
+                x, after = self._gradient_checkpointing_func(
+                    block.__call__, x, before, count, None, fresh
+                )
             else:
-                x, after = block(x, before, count, seen)
+                x, after = block(x, before, count, seen, fresh)
             layers.append(after)
         position = x.new_zeros(x.shape[0], dtype=torch.int64) if state is None else state.position
+        if fresh is not None:
+            position = torch.where(fresh, 0, position)
         after = StreamState(layers=tuple(layers), position=advance(position, x.shape[1], count))
         return self.norm(x), after
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from atlas_lm.evaluate import results
 from atlas_lm.evaluate.intervals import wilson
-from atlas_lm.evaluate.journal import RECORDS, Journal
 from atlas_lm.evaluate.reader import Abilities, Reader, TooLong
 from atlas_lm.evaluate.report import markdown, tables
 from atlas_lm.evaluate.results import evaluate
 from atlas_lm.evaluate.runner import Outcome, Pace, Refusal, run
 from atlas_lm.evaluate.task import Record, Row, Sample, averages, share_rows
+from atlas_lm.runs import about
+from atlas_lm.runs.journal import RECORDS, Journal
 from tests.evaluate.builders import reader
 
 
@@ -108,7 +108,7 @@ def test_damaged_files_of_a_run_are_named(tmp_path: Path) -> None:
 
 def test_two_processes_do_not_write_into_one_folder(tmp_path: Path) -> None:
     code = (
-        "import sys, pathlib; from atlas_lm.evaluate.journal import Journal; "
+        "import sys, pathlib; from atlas_lm.runs.journal import Journal; "
         "held = Journal(pathlib.Path(sys.argv[1]), {}, {}); print('held', flush=True); sys.stdin.read()"
     )
     command = [sys.executable, "-c", code, str(tmp_path)]
@@ -247,8 +247,8 @@ def test_shares_mark_what_was_cut() -> None:
 def test_pictures_that_cannot_be_drawn_are_told_before_anything_is_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(results, "find_spec", lambda name: None)
+    monkeypatch.setattr(about, "find_spec", lambda name: None)
     task = Counting()
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'atlas-lm\[eval\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'atlas-lm\[demo\]'"):
         evaluate([task], reader("memory"), tmp_path, batch=2)
     assert not task.batches

@@ -10,13 +10,13 @@ from transformers import PreTrainedTokenizerFast
 from atlas_lm.data.gpt2 import gpt2_tokenizer
 from atlas_lm.data.library import Library
 from atlas_lm.evaluate import registry
-from atlas_lm.evaluate.journal import Journal
 from atlas_lm.evaluate.opening import open_reader
 from atlas_lm.evaluate.reader import Reader
 from atlas_lm.evaluate.runner import run
 from atlas_lm.evaluate.sessions import AtlasSession
 from atlas_lm.evaluate.tasks.options import Options
 from atlas_lm.models import AtlasForCausalLM, configure
+from atlas_lm.runs.journal import Journal
 from atlas_lm.text import HuggingFaceTokenizer
 
 

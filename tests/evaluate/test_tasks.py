@@ -14,7 +14,6 @@ from atlas_lm.data.files import book_texts, enwik8, json_lines, wikitext
 from atlas_lm.data.gpt2 import gpt2_tokenizer
 from atlas_lm.data.library import Library
 from atlas_lm.evaluate import registry, requests
-from atlas_lm.evaluate.journal import Journal
 from atlas_lm.evaluate.opening import open_reader
 from atlas_lm.evaluate.reader import Reader
 from atlas_lm.evaluate.results import evaluate
@@ -23,6 +22,7 @@ from atlas_lm.evaluate.task import Record
 from atlas_lm.evaluate.tasks import harness
 from atlas_lm.evaluate.tasks.options import Options
 from atlas_lm.models import AtlasForCausalLM, configure
+from atlas_lm.runs.journal import Journal
 from atlas_lm.text import ByteTokenizer, HuggingFaceTokenizer
 from tests.evaluate.builders import log_probabilities, reader
 
@@ -195,7 +195,7 @@ def test_what_cannot_be_asked_is_refused_and_other_cells_run(tmp_path: Path) -> 
     few = AtlasForCausalLM(configure("gated_deltanet", vocab_size=64)).eval()
     narrow = open_reader(few, ByteTokenizer(), name="few")
     assert "mqar has 256 tokens and few knows 64" in refusal(["mqar/4"], tmp_path / "a", narrow)
-    assert "train one with --train" in refusal(["mad/compression"], tmp_path / "b")
+    assert "atlas train mad task=compression" in refusal(["mad/compression"], tmp_path / "b")
     llama = reader("llama")
     assert "mqar have 240 tokens, but llama takes 96" in refusal(["mqar/60"], tmp_path / "c", llama)
     found, _ = outcome(["babilong/qa1"], tmp_path / "d", lengths=("0k", "1M"), count=1)
@@ -204,7 +204,7 @@ def test_what_cannot_be_asked_is_refused_and_other_cells_run(tmp_path: Path) -> 
 
 
 def test_shares_count_every_labelled_place_alike() -> None:
-    """As the models of --train are measured: rows that ask more count more."""
+    """As the exams of `atlas train` measure: rows that ask more count more."""
     cell = {"task": "in-context-recall"}
     records = [
         {"cell": cell, "score": 1.0, "right": 1, "asked": 1},

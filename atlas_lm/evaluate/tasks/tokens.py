@@ -8,22 +8,13 @@ import torch
 
 from atlas_lm.data.cued import Cued
 from atlas_lm.data.mad import BASELINES
-from atlas_lm.data.mqar import MQAR
+from atlas_lm.data.mqar import PAIRS, dense_mqar
 from atlas_lm.data.rows import NOTHING, RowTask
 from atlas_lm.evaluate.reader import Reader, Refused, Tell, TooLong
 from atlas_lm.evaluate.task import Record, Row, Sample, share_rows
 from atlas_lm.evaluate.tasks.options import Options
 
 COUNT = 256
-PAIRS = (4, 8, 16, 32, 60)
-VOCABULARY = 256  # of MQAR here: small models learn it within minutes
-
-
-def mqar(pairs: int) -> MQAR:
-    """MQAR with so many pairs, in rows as short as they can be: after the pairs every second token asks."""
-    if not 1 <= 4 * pairs < VOCABULARY:
-        raise ValueError(f"mqar has {pairs} pairs, wanted 1 to {(VOCABULARY - 1) // 4}")
-    return MQAR(vocab_size=VOCABULARY, pairs=pairs, length=4 * pairs)
 
 
 def row_tasks(name: str, parts: Sequence[str]) -> dict[str, RowTask]:
@@ -32,7 +23,7 @@ def row_tasks(name: str, parts: Sequence[str]) -> dict[str, RowTask]:
         unknown = [part for part in parts if not part.isdecimal()]
         if unknown:
             raise ValueError(f"mqar has no {unknown[0]!r}, wanted a number of pairs, e.g. mqar/16")
-        return {str(pairs): mqar(int(pairs)) for pairs in parts or PAIRS}
+        return {str(pairs): dense_mqar(int(pairs)) for pairs in parts or PAIRS}
     if name == "cued":
         if parts:
             raise ValueError(f"cued has no parts, got {', '.join(parts)}")
@@ -76,7 +67,8 @@ class Tokens:
         task = self._tasks[next(iter(samples[0].cell.values()))]
         if getattr(task, "from_last", False):
             raise Refused(
-                f"{task.name} wants an auto-encoder, which a language model is not; train one with --train"
+                f"{task.name} wants an auto-encoder, which a language model is not; "
+                "`atlas train mad task=compression` trains and examines one"
             )
         if task.vocab_size > reader.vocab_size:
             raise Refused(
@@ -101,5 +93,5 @@ class Tokens:
         ]
 
     def rows(self, records: Sequence[Record]) -> list[Row]:
-        """The share of all labelled places, as for the models of `--train`."""
+        """The share of all labelled places, as in the exams of `atlas train`."""
         return share_rows(self.name, records, weight="asked")

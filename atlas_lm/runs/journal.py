@@ -7,14 +7,14 @@ import fcntl
 import json
 import os
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from atlas_lm.evaluate.task import Record
 from atlas_lm.stream.atomic import write_atomically
 
 HEADER, RECORDS = "run.json", "records.jsonl"
+Record = dict[str, Any]
 
 
 class Journal:
@@ -49,6 +49,15 @@ class Journal:
         self._file.flush()
         os.fsync(self._file.fileno())
         self.records |= {record["id"]: record for record in new}
+
+    def cut(self, keep: Callable[[Record], bool]) -> None:
+        """Drop the first record that is not to be kept, and all behind it."""
+        self._file.seek(0)
+        for line in self._file:
+            if not keep(json.loads(line)):
+                self._file.truncate(self._file.tell() - len(line))
+                break
+        self.records = {record["id"]: record for record in self._whole_lines()}
 
     def _whole_lines(self) -> list[Record]:
         """The records of the file; what a killed run left of its last line is cut off."""

@@ -1,0 +1,178 @@
+"""What is trained: a model with its loss inside, so that sharding and compiling find one forward pass."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, linear
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+from transformers.utils import logging
+
+from atlas_lm.memory import Trace
+from atlas_lm.models import AtlasConfig, AtlasForCausalLM, AtlasModel
+from atlas_lm.models.rows import arrange
+from atlas_lm.models.state import StreamState
+from atlas_lm.train.parts import Part
+from atlas_lm.train.recipe import Recipe
+
+LOGITS = 1 << 27  # that exist at once; with more of them the head runs tile by tile
+FOREVER = 10_000.0  # the longest wave of the auto-encoder's positions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Said:
+    """What a model said in one part."""
+
+    nats: Tensor  # [M] fp32, at each place
+    right: Tensor | None  # [M] bool; None while training
+    state: StreamState | None  # after the part, its gradient cut
+
+
+@dataclass(frozen=True)
+class Watch:
+    """A model's insides, filled while it reads a part."""
+
+    traces: list[list[Trace]]  # of each block
+    hidden: list[Tensor]  # the input of each block, then what the model says of all
+
+
+class LanguageLearner(nn.Module):
+    """A language model: says the next token."""
+
+    def __init__(self, config: AtlasConfig) -> None:
+        super().__init__()
+        self.model = AtlasForCausalLM(config)
+
+    @property
+    def backbone(self) -> AtlasModel:
+        return self.model.model
+
+    def forward(self, part: Part, state: StreamState | None, watch: Watch | None = None) -> Said:
+        """Read a part and say what follows at its places."""
+        x, after = _read(self.backbone, part, state, watch)
+        spoken = x.flatten(0, 1)[part.places]
+        nats, right = self._speak(spoken, part.wanted)
+        return Said(nats=nats, right=right, state=after.detach())
+
+    def _speak(self, x: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor | None]:
+        """x: [M, D]. Logits of large vocabularies are made tile by tile, and again in the backward pass."""
+        weight = self.model.lm_head.weight
+        tile = max(1, LOGITS // len(weight))
+        if not self.training:
+            found = [
+                _nats_and_right(x[i : i + tile], weight, wanted[i : i + tile])
+                for i in range(0, max(1, len(x)), tile)
+            ]
+            nats, right = zip(*found, strict=True)
+            return torch.cat(nats), torch.cat(right)
+        if len(x) <= tile:
+            return _nats(x, weight, wanted), None
+        tiles = zip(x.split(tile), wanted.split(tile), strict=True)
+        made = [checkpoint(_nats, some, weight, of, use_reentrant=False) for some, of in tiles]
+        return torch.cat(cast(list[Tensor], made)), None
+
+    def save(self, folder: Path, weights: dict[str, Tensor]) -> None:
+        """Write the model as transformers does; weights: whole ones by name, of this module."""
+        named = {name.removeprefix("model."): weight for name, weight in weights.items()}
+        _save(self.model, folder, named)
+
+
+class AutoEncoder(nn.Module):
+    """A model that says a whole row from the encoding of its last token, as MAD's compression wants it.
+
+    The decoder sees that encoding and a position, nothing else, and widens nothing.
+    """
+
+    def __init__(self, config: AtlasConfig, length: int) -> None:
+        super().__init__()
+        width = config.hidden_size
+        self.encoder = AtlasModel(config)
+        self.decoder = nn.Sequential(
+            nn.RMSNorm(width),
+            nn.Linear(width, width),
+            nn.GELU(),
+            nn.RMSNorm(width),
+            nn.Linear(width, width),
+            nn.GELU(),
+            nn.RMSNorm(width),
+            nn.Linear(width, config.vocab_size),
+        )
+        self.register_buffer("positions", _waves(length, width))
+
+    @property
+    def backbone(self) -> AtlasModel:
+        return self.encoder
+
+    def forward(self, part: Part, state: StreamState | None, watch: Watch | None = None) -> Said:
+        """Read whole rows and say their tokens at the places."""
+        x, _ = _read(self.encoder, part, None, watch)
+        rows, columns = part.places // x.shape[1], part.places % x.shape[1]
+        positions: Tensor = self.positions  # type: ignore[assignment]
+        logits = self.decoder(x[:, -1][rows] + positions[columns]).float()
+        right = None if self.training else logits.argmax(-1) == part.wanted
+        return Said(
+            nats=cross_entropy(logits, part.wanted, reduction="none"), right=right, state=None
+        )
+
+    def save(self, folder: Path, weights: dict[str, Tensor]) -> None:
+        """Write the encoder, which is all that others could use."""
+        head = "encoder."
+        named = {n.removeprefix(head): w for n, w in weights.items() if n.startswith(head)}
+        _save(self.encoder, folder, named)
+
+
+Learner = LanguageLearner | AutoEncoder
+
+
+def build_learner(recipe: Recipe) -> Learner:
+    """The module of a recipe with its first weights."""
+    torch.manual_seed(recipe.seed)
+    if recipe.head == "next token":
+        return LanguageLearner(recipe.model)
+    lengths = {length for _, length in recipe.shapes()}
+    return AutoEncoder(recipe.model, max(lengths))
+
+
+def _read(
+    model: AtlasModel, part: Part, state: StreamState | None, watch: Watch | None
+) -> tuple[Tensor, StreamState]:
+    x = model.embed_tokens(part.inputs)
+    traces, hidden = (None, None) if watch is None else (watch.traces, watch.hidden)
+    if part.borders is None:
+        y, after = model.read(x, state, part.count, traces, hidden, part.fresh)
+        if hidden is not None:
+            hidden.append(y)
+        return y, after
+    rows = arrange(1, part.inputs.numel(), None, part.borders)
+    y, after = model.read(
+        rows.spread(x.flatten(0, 1).unsqueeze(0)), None, rows.count, traces, hidden
+    )
+    return rows.join(y), after
+
+
+def _save(model: PreTrainedModel, folder: Path, weights: dict[str, Tensor]) -> None:
+    logging.disable_progress_bar()
+    model.save_pretrained(folder, state_dict=weights)
+
+
+def _logits(x: Tensor, weight: Tensor) -> Tensor:
+    return linear(x, weight).float()
+
+
+def _nats(x: Tensor, weight: Tensor, wanted: Tensor) -> Tensor:
+    return cross_entropy(_logits(x, weight), wanted, reduction="none")
+
+
+def _nats_and_right(x: Tensor, weight: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    logits = _logits(x, weight)
+    return cross_entropy(logits, wanted, reduction="none"), logits.argmax(-1) == wanted
+
+
+def _waves(length: int, width: int) -> Tensor:
+    """Sines and cosines of positions [T, D]."""
+    rates = FOREVER ** -torch.linspace(0, 1, width // 2)
+    angles = torch.arange(length).unsqueeze(1) * rates
+    return torch.cat([angles.sin(), angles.cos()], dim=1)
