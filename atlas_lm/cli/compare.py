@@ -71,7 +71,6 @@ def _compare(
 ) -> None:
     from atlas_lm.cli.screen import Screen
     from atlas_lm.train.compare import TABLE, compare
-    from atlas_lm.train.health import Stopped
     from atlas_lm.train.machine import join
 
     with join(place.device) as machine:
@@ -80,13 +79,10 @@ def _compare(
         def listen(run: "Name") -> list[Any]:
             return [Screen(recipes[run], place, machine, run.folder)]
 
-        try:
-            stopped = compare(recipes, place, machine, listen)
-        except Stopped as error:
-            fail("compare", error, 1)
+        interrupted = compare(recipes, place, machine, listen)
         if not machine.first:
             return
-        if stopped is not None:
+        if interrupted is not None:
             fail("compare", "stopped; the same command goes on from there", INTERRUPTED)
         typer.echo((place.out / TABLE).read_text(encoding="utf-8"))
         typer.echo(f"runs, table and curves: {place.out}")

@@ -66,7 +66,7 @@ def lm_bytes(**changes: Any) -> Recipe:
         "rows": 8,
         "length": 256,
     }
-    return lm(**(small | {"rate": 3e-3} | changes))
+    return lm(**(small | changes))
 
 
 def babilong(

@@ -36,16 +36,15 @@ class Estimate:
     def lines(self) -> list[str]:
         """For people."""
         parts = ", ".join(f"{n} {c:,}" for n, c in self.parameters.items() if c and n != "total")
-        gib = 2.0**30
         told = [
             f"parameters  {self.parameters['total']:,} ({parts})",
             f"tokens      {self.tokens:,}",
             f"products    {self.flops:.3g} FLOP",
-            f"memory      {self.weight_bytes / gib:.2f} GiB for weights, gradients and optimizer, "
-            f"{self.carried_bytes / gib:.3f} GiB for carried states",
+            f"memory      {_size(self.weight_bytes)} for weights, gradients and optimizer, "
+            f"{_size(self.carried_bytes)} for carried states",
         ]
         if self.peak_bytes is not None:
-            told[-1] += f"; {self.peak_bytes / gib:.2f} GiB at the most in a trial"
+            told[-1] += f"; {_size(self.peak_bytes)} at the most in a trial"
         if self.seconds is not None:
             told.append(f"time        about {_clock(self.seconds)}, exams left out")
         return told
@@ -129,6 +128,14 @@ def peak_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _size(count: float) -> str:
+    """
+    >>> _size(3 << 19), _size(5 << 30)
+    ('1.5 MiB', '5.0 GiB')
+    """
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
 
 
 def _clock(seconds: float) -> str:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from atlas_lm.train import checkpoint
+from atlas_lm.train.compare import Name, compare
 from atlas_lm.train.health import Pulse, Stopped, gate_statistics, look_inside
 from atlas_lm.train.listener import Listener, Report
 from atlas_lm.train.loop import Run
@@ -159,3 +160,15 @@ def test_a_half_written_checkpoint_is_no_checkpoint(tmp_path: Path) -> None:
     again, heard = run(small_recipe(steps=4), tmp_path, save_every=2)
     assert [report.step for report in heard.reports] == [3, 4]
     assert again.checkpoints.steps() == [2, 4]
+
+
+def test_a_run_that_goes_wrong_does_not_stop_the_others(tmp_path: Path) -> None:
+    recipes = {
+        Name("titans", "", 0): small_recipe(steps=30, diverged=0.1, patience=2),
+        Name("deltanet", "", 0): small_recipe("deltanet"),
+    }
+    assert compare(recipes, Place(out=tmp_path, workers=0), ALONE) is None
+    table = (tmp_path / "table.md").read_text()
+    assert "| titans | " in table and "— | — | — |" in table
+    assert "- titans-0: step 3: the loss is " in table and "has diverged" in table
+    assert (tmp_path / "curves.png").is_file()
