@@ -17,7 +17,7 @@ from atlas_lm.memory.spec import MemorySpec
 from atlas_lm.memory.state import MemoryState, check_state, initial_state
 from atlas_lm.memory.tokens import Tokens
 from atlas_lm.memory.trace import Trace, gate_means
-from atlas_lm.ops.backend import say_once, unproven
+from atlas_lm.ops.backend import say_once
 from atlas_lm.ops.checks import check_shapes
 
 Form = Literal["auto", "reference", "parallel", "fused"]
@@ -204,8 +204,6 @@ def _choose(
         raise ValueError(f"form is {form!r}, wanted 'auto', 'fused', 'parallel' or 'reference'")
     if form == "fused" or (form == "auto" and inputs[0].is_cuda):
         reason = fused.declines(spec, *inputs, trace=trace)
-        if form == "auto":
-            reason = reason or unproven(spec.feature_dim)
         if reason is None:
             return "fused"
         if form == "fused":

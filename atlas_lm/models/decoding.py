@@ -270,9 +270,15 @@ def _finish(eps: float, x: Tensor, y: Tensor, columns: Tensor, w: Weights) -> Te
     """From what was read, y [B, H, 1, V], to the stream before the next block."""
     read = rms_norm(y.squeeze(2).to(x.dtype), y.shape[-1:], w["read_norm"], eps).flatten(1)
     gate = columns[:, -read.shape[1] :]
-    x = x + linear(read * silu(gate), w["project"])
+    x = _add(x, linear(read * silu(gate), w["project"]))
     inside, up = linear(rms_norm(x, x.shape[-1:], w["norm"], eps), w["gate_up"]).chunk(2, dim=-1)
-    return x + linear(silu(inside) * up, w["down"])
+    return _add(x, linear(silu(inside) * up, w["down"]))
+
+
+def _add(x: Tensor, y: Tensor) -> Tensor:
+    """x + y, the same to the last bit; through fp32, because torch.compile makes a copy and an addmm of a
+    plain sum, and joins this one to the norm behind it."""
+    return (x.float() + y.float()).to(x.dtype)
 
 
 def _compile(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -130,4 +130,5 @@ DECODE: tuple[Case, ...] = (
     decode_case("titans matrix", Decoding("titans", architecture=Matrix())),
     decode_case("omeganet matrix", Decoding("omeganet", architecture=Matrix())),
     decode_case("titans MLP", Decoding("titans")),
+    decode_case("omeganet MLP", Decoding("omeganet")),
 )

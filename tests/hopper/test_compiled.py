@@ -9,6 +9,7 @@ pytest.importorskip("triton", reason="kernels are written in Triton")
 
 from atlas_lm.ops.memory_step import StepRule, fused, memory_step_reference
 from atlas_lm.ops.newton_schulz import newton_schulz
+from benchmarks.kernel_bench.hopper import launches_to
 from tests.hopper.orders import in_all_orders, late
 from tests.ops import linear_cases, test_delta_rule, test_memory_step, test_newton_schulz_fused
 from tests.ops.judging import assert_within_twice
@@ -44,6 +45,16 @@ def test_matrix_memories(dtype, case):
     run = in_all_orders if case.tokens == 130 else late
     got = run(lambda: linear_cases.run(case, "fused", inputs, dtype))
     assert_within_twice(got, plain, truth)
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP32], ids=str)
+def test_the_widest_kernels_fit_into_shared_memory(dtype):
+    """Compiled, not run: Triton refuses what a GPU could not launch."""
+    case = Case(tokens=65, chunk=64, features=256, values=256, window=16, momentum=True)
+    seen = []
+    with launches_to(lambda launch: seen.append(launch.name)):
+        linear_cases.run(case, "fused", linear_cases.draw(case, dtype), dtype)
+    assert {"forward_kernel", "reads_backward_kernel", "walk_backward_kernel"} <= set(seen)
 
 
 DELTA = [

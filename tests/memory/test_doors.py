@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from atlas_lm.memory import memorize, presets, recall
-from atlas_lm.ops.backend import say_once
+from atlas_lm.ops.backend import SAID
 from tests.builders import (
     NAMES,
     assert_close,
@@ -87,7 +87,7 @@ def test_a_packed_trace_comes_back_in_the_packed_order() -> None:
 
 
 def test_a_declined_form_says_why_once(caplog: pytest.LogCaptureFixture) -> None:
-    say_once.cache_clear()
+    SAID.clear()
     spec = presets.build("yaad", heads=1, key_dim=4, value_dim=4, chunk=1)
     q, k, v = random_inputs(spec, 1, 3)
     gates = random_gates(spec, 1, 3)

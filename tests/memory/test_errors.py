@@ -9,7 +9,7 @@ import torch
 from atlas_lm.memory import initial_state, memorize, recall
 from atlas_lm.memory.objectives import Huber
 from atlas_lm.memory.windows import Window
-from atlas_lm.ops.backend import say_once
+from atlas_lm.ops.backend import SAID
 from tests.builders import random_gates, random_inputs, random_weights, small_spec
 
 BATCH, TOKENS = 2, 7
@@ -316,7 +316,7 @@ def test_parallel_says_why_it_declines(name, changes, reason):
 
 
 def test_auto_says_once_why_it_runs_token_by_token(caplog):
-    say_once.cache_clear()
+    SAID.clear()
     call = Call(chunk=1)
     for _ in range(3):
         call(form="auto")

@@ -20,7 +20,7 @@ from tests.ops.linear_cases import (
 def device_grid():
     """bf16, in which models train, meets every rule at every size; fp16 and fp32 run the same code but for
     the products, and meet every size once. Lengths do not enter the compiled code, so they take turns."""
-    sizes = [(32, 32), (64, 128), (72, 40), (128, 128), (256, 256)]
+    sizes = [(32, 32), (64, 128), (72, 40), (128, 128), (153, 64), (256, 256)]
     rules = list(itertools.product((1, 16), (False, True)))
     for (i, (features, values)), (j, (window, momentum)) in itertools.product(
         enumerate(sizes), enumerate(rules)
@@ -44,6 +44,8 @@ DEVICE_CASES = [
     (torch.bfloat16, dataclasses.replace(LARGE, batch=3, length=(500, 0, 77), momentum=False)),
     (torch.bfloat16, dataclasses.replace(LARGE, window=1, keep="checkpoints")),
     (torch.bfloat16, dataclasses.replace(LARGE, objective="dot", decays=False, warm=False)),
+    (torch.bfloat16, dataclasses.replace(LARGE, features=256, values=256, window=65)),
+    (torch.bfloat16, dataclasses.replace(LARGE, features=153, values=64, before=15, past=(3,))),
 ]
 
 

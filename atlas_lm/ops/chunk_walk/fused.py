@@ -37,7 +37,7 @@ TILES = {
     "walk_forward_kernel wide solved": Tile(32, 8, 2),
     "walk_forward_kernel fp32": Tile(16, 8, 1),
     "walk_backward_kernel": Tile(64, 4, 2),
-    "walk_backward_kernel momentum": Tile(32, 4, 2),
+    "walk_backward_kernel momentum": Tile(64, 8, 2),
     "walk_backward_kernel wide": Tile(32, 8, 1),
     "walk_backward_kernel wide solved": Tile(32, 8, 2),
     "walk_backward_kernel fp32": Tile(16, 8, 1),

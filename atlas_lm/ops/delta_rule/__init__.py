@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from atlas_lm.ops.backend import choose, unproven, why_not_triton
+from atlas_lm.ops.backend import choose, why_not_triton
 from atlas_lm.ops.checks import check_shapes
 from atlas_lm.ops.delta_rule.parallel import delta_rule_parallel
 from atlas_lm.ops.delta_rule.record import Problem
@@ -46,9 +46,7 @@ def delta_rule(
     tensor([3., 5.])
     """
     problem = _problem(q, k, v, eta, log_alpha, gamma, memory, after_retention, past, cu_seqlens)
-    chosen = choose(
-        "delta_rule", form, FORMS, q, lambda: why_not_fused(problem), unproven(q.shape[-1])
-    )
+    chosen = choose("delta_rule", form, FORMS, q, lambda: why_not_fused(problem))
     return FORMS[chosen](problem)
 
 

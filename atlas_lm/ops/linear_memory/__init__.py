@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from atlas_lm.ops.backend import choose, unproven, why_not_triton
+from atlas_lm.ops.backend import choose, why_not_triton
 from atlas_lm.ops.checks import check_shapes
 from atlas_lm.ops.linear_memory.parallel import linear_memory_parallel
 from atlas_lm.ops.linear_memory.record import LinearState, Problem
@@ -64,9 +64,7 @@ def linear_memory(
         q, k, v, eta, log_alpha, theta, gamma, memory, momentum, chunk, objective, past, length,
         cu_seqlens, keep,
     )  # fmt: skip
-    chosen = choose(
-        "linear_memory", form, FORMS, q, lambda: why_not_fused(problem), unproven(q.shape[-1])
-    )
+    chosen = choose("linear_memory", form, FORMS, q, lambda: why_not_fused(problem))
     y, state = FORMS[chosen](problem)
     return y.view(*q.shape[:3], v.shape[-1]), state
 

@@ -199,6 +199,8 @@ def scores_backward(
     tl.store(dmix + at0 * N + t[:, None] * N + column, dp * score + ends, mask=mask)
     dscore = (dp * weight).to(tile.dtype)
     p = (score * weight).to(tile.dtype)
+    if PRECISION == "ieee":  # operands of fp32 fill shared memory: first what lets go of the tile
+        dquery = tl.dot(dscore, tile, input_precision=PRECISION)
     there = r < end - offset
     mask = there[:, None] & (f < F)[None, :]
     dtile = tl.load(dx + r[:, None] * (STEP * F) + f[None, :], mask=mask, other=0.0).to(tl.float32)
@@ -206,7 +208,9 @@ def scores_backward(
     if FEEDBACK:
         dtile -= tl.dot(tl.trans(p), dqe, input_precision=PRECISION)
     store_rows(dx, dtile, r, there, f, STEP * F, F)
-    return tl.dot(dscore, tile, input_precision=PRECISION)
+    if PRECISION != "ieee":
+        dquery = tl.dot(dscore, tile, input_precision=PRECISION)
+    return dquery
 
 
 @triton.jit
@@ -268,6 +272,8 @@ def reads_backward_kernel(
         query, narrow, dp, x, mix, dend, dmix, dx + lead * F,
         at0, row, first, t0, oldest, end, h, CHUNK, HALO, H, CHUNK, N, H, F, BF, FEEDBACK, PRECISION,
     )  # fmt: skip
+    if PRECISION == "ieee":  # and the queries are read again instead of kept there
+        query = pair_tile(q, token, t0, 0, end, h, f, CHUNK, H, F)
     if HALO > 0:  # in a loop of its own: both tiles at once do not fit the registers
         tile = pair_tile(x, first, t0 - HALO, oldest, end, h, f, HALO, H, F)
         p_h = tl.dot(query, tl.trans(tile), input_precision=PRECISION)

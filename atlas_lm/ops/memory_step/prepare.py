@@ -45,7 +45,7 @@ def prepare(
             name: empty(values) for name, values in zip(layout.gates, layout.values, strict=True)
         },
     )
-    prepare_kernel[rows, heads](
+    prepare_kernel[rows, heads, 3 + len(layout.gates)](
         columns,
         columns.shape[1],
         tail,
@@ -82,31 +82,44 @@ def prepare_kernel(
     CONV: tl.constexpr, RANK: tl.constexpr, INNER: tl.constexpr, GATES: tl.constexpr,
     VALUES: tl.constexpr, WINDOW: tl.constexpr, UNIT_KEYS: tl.constexpr, UNIT_FEATURES: tl.constexpr,
 ):  # fmt: skip
-    """One program per row and head."""
-    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    """One program per row, head and part: query, key, value, and each gate. Of one part nothing waits for
+    another's memory."""
+    row, head, part = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     n = row * HEADS + head
     WIDE: tl.constexpr = HEADS * (2 * K + V)
     here, past = columns + row * width, row * (CONV - 1) * WIDE
     tail, tail_out = tail + past, tail_out + past
 
-    query = convolved(here, tail, conv, tail_out, head * K, WIDE, K, KEY, CONV)
-    key = convolved(here, tail, conv, tail_out, (HEADS + head) * K, WIDE, K, KEY, CONV)
-    value = convolved(here, tail, conv, tail_out, 2 * HEADS * K + head * V, WIDE, V, VALUE, CONV)
-    if UNIT_KEYS:
-        query, key = unit(query), unit(key)
-    c, inside = tl.arange(0, KEY), tl.arange(0, KEY) < K
-    tl.store(k + n * K + c, key, mask=inside)
-    if UNIT_FEATURES:
-        query, key = unit(query), unit(key)
-    tl.store(x + 2 * n * K + c, key, mask=inside)
-    tl.store(x + (2 * n + 1) * K + c, query, mask=inside)
-    tl.store(v + n * V + tl.arange(0, VALUE), value, mask=tl.arange(0, VALUE) < V)
-
+    if part == 0:
+        query = convolved(here, tail, conv, tail_out, head * K, WIDE, K, KEY, CONV)
+        if UNIT_KEYS:
+            query = unit(query)
+        if UNIT_FEATURES:
+            query = unit(query)
+        store_row(x + (2 * n + 1) * K, query, K)
+    elif part == 1:
+        key = convolved(here, tail, conv, tail_out, (HEADS + head) * K, WIDE, K, KEY, CONV)
+        if UNIT_KEYS:
+            key = unit(key)
+        store_row(k + n * K, key, K)
+        if UNIT_FEATURES:
+            key = unit(key)
+        store_row(x + 2 * n * K, key, K)
+    elif part == 2:
+        first = 2 * HEADS * K + head * V
+        store_row(v + n * V, convolved(here, tail, conv, tail_out, first, WIDE, V, VALUE, CONV), V)
     for i in tl.static_range(len(GATES)):
-        store_gate(
-            here + WIDE + i * RANK, ups[i], biases[i], gates[i] + n * VALUES[i], head,
-            tl.constexpr(GATES[i]), tl.constexpr(VALUES[i]), RANK, INNER, WINDOW,
-        )  # fmt: skip
+        if part == 3 + i:
+            store_gate(
+                here + WIDE + i * RANK, ups[i], biases[i], gates[i] + n * VALUES[i], head,
+                tl.constexpr(GATES[i]), tl.constexpr(VALUES[i]), RANK, INNER, WINDOW,
+            )  # fmt: skip
+
+
+@triton.jit
+def store_row(out, value, WIDTH: tl.constexpr):
+    c = tl.arange(0, value.shape[0])
+    tl.store(out + c, value, mask=c < WIDTH)
 
 
 @triton.jit
@@ -144,8 +157,9 @@ def convolved(
         old = tl.load(tail + t * WIDE + c, mask=inside, other=0.0)
         weight = tl.load(conv + t * WIDE + c, mask=inside, other=0.0)
         total += old.to(tl.float32) * weight.to(tl.float32)
-        if t > 0:
-            tl.store(tail_out + (t - 1) * WIDE + c, old, mask=inside)
+    for t in tl.static_range(CONV - 2):  # stored last: a store holds up the loads behind it
+        old = tl.load(tail + (t + 1) * WIDE + c, mask=inside, other=0.0)
+        tl.store(tail_out + t * WIDE + c, old, mask=inside)
     if CONV > 1:
         tl.store(tail_out + (CONV - 2) * WIDE + c, newest, mask=inside)
     return total * tl.sigmoid(total)
