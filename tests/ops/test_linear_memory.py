@@ -260,6 +260,11 @@ def zeros(*shape, **options):
         ),
         ({"v": zeros(1, 4, 1, 257)}, "up to 256 features and values, got 16 and 257"),
         ({"gamma": zeros(1, 4, 1, 18)}, "windows up to the chunk and one pair more, got 18"),
+        (
+            {n: zeros(1, 4, 1, 129) for n in ("q", "k")}
+            | {"gamma": zeros(1, 4, 1, 18), "chunk": 32},
+            "more than 128 features kernels take windows up to 17, got 129 features and a window of 18",
+        ),
         ({n: zeros(1, 4, 1, 16).double() for n in HALVES}, "inputs are fp64; use form='parallel'"),
         ({"eta": zeros(1, 4, 2)}, "eta has shape .* axis H is 2 here and 1 elsewhere"),
         ({"theta": zeros(1, 4)}, "theta has shape .*, wanted 3 axes"),

@@ -44,7 +44,8 @@ DEVICE_CASES = [
     (torch.bfloat16, dataclasses.replace(LARGE, batch=3, length=(500, 0, 77), momentum=False)),
     (torch.bfloat16, dataclasses.replace(LARGE, window=1, keep="checkpoints")),
     (torch.bfloat16, dataclasses.replace(LARGE, objective="dot", decays=False, warm=False)),
-    (torch.bfloat16, dataclasses.replace(LARGE, features=256, values=256, window=65)),
+    (torch.bfloat16, dataclasses.replace(LARGE, features=256, values=256, chunk=16, window=17)),
+    (torch.bfloat16, dataclasses.replace(LARGE, features=256, values=64, chunk=32, momentum=False)),
     (torch.bfloat16, dataclasses.replace(LARGE, features=153, values=64, before=15, past=(3,))),
 ]
 

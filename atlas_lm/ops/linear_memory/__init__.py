@@ -16,6 +16,9 @@ __all__ = ["LinearState", "linear_memory", "why_not_sizes"]
 
 CHUNKS = (16, 32, 64)  # tokens per chunk that kernels take
 WIDEST = 256  # features and values
+# More features than WIDE with windows longer than SHORT: Triton 3.6 with its own assembler, ptxas 12.8, makes
+# kernels of it that read where they may not (docs/kernels.md, section 4).
+WIDE, SHORT = 128, 17
 
 
 def linear_memory(
@@ -93,6 +96,11 @@ def why_not_sizes(chunk: int, window: int, features: int, values: int) -> str | 
     if window - 1 > chunk:
         return (
             f"kernels take windows up to the chunk and one pair more, got {window} at chunk {chunk}"
+        )
+    if features > WIDE and window > SHORT:
+        return (
+            f"with more than {WIDE} features kernels take windows up to {SHORT}, got {features} features "
+            f"and a window of {window}"
         )
     return None
 
