@@ -28,8 +28,8 @@ from atlas_lm.ops.tiles import Tile, pick
 
 PROGRAMS = 256  # walk this many runs side by side, if there are chunks enough
 SHORTEST = 8  # chunks of a run
-# Measured, but for wide features (more than 128) and fp32. Wide: of the tiles tried, Triton 3.6 compiles some
-# into wrong programs (docs/kernels.md); these were seen right, by descent with a window and the delta rule.
+# Measured with 128 features. For wide features (more than 128) some tiles become wrong programs on the way to
+# the device (docs/kernels.md, section 4); these were seen right.
 TILES = {
     "walk_forward_kernel": Tile(64, 4, 2),
     "walk_forward_kernel momentum": Tile(32, 4, 2),
