@@ -2,7 +2,8 @@
 
 python -m benchmarks.tiles "linear_memory momentum" "walk_forward_kernel momentum" 64,8,2,128 32,4,2
 
-A tile is block,warps,stages[,registers], as in `atlas_lm/ops/tiles.py`. Every variant is checked as in
+A tile is block,warps,stages[,registers], as in `atlas_lm/ops/tiles.py`, or for kernels of the delta rule
+features,values,warps[,stages], as in `atlas_lm/ops/delta_rule/tiles.py`. Every variant is checked as in
 `benchmarks.kernels`, each in a process of its own: a wrongly compiled kernel may take its process down, and
 compiling goes on side by side. Those that pass are timed one after the other.
 """
@@ -19,18 +20,26 @@ from benchmarks.kernel_bench.checking import check
 from benchmarks.kernel_bench.measuring import by_kernel
 from benchmarks.kernels import CASES, pair
 
+HALF = 2  # bytes of the numbers that benchmarks run on
+
 
 def set_tile(key: str, tile: str) -> None:
     """Put a tile into the table that has the key; an unknown key is a mistake."""
     from atlas_lm.ops.chunk_walk import fused as walk
+    from atlas_lm.ops.delta_rule.tiles import BLOCKINGS, Blocking
     from atlas_lm.ops.linear_memory import fused as linear
     from atlas_lm.ops.tiles import Tile
 
+    numbers = list(map(int, tile.split(",")))
     for table in (walk.TILES, linear.TILES):
         if key in table:
-            table[key] = Tile(*map(int, tile.split(",")))
+            table[key] = Tile(*numbers)
             return
-    known = ", ".join((*walk.TILES, *linear.TILES))
+    if (key, HALF) in BLOCKINGS:
+        names = ("features", "values", "warps", "stages")
+        BLOCKINGS[key, HALF] = Blocking(**dict(zip(names, numbers, strict=False)))
+        return
+    known = ", ".join((*walk.TILES, *linear.TILES, *dict.fromkeys(name for name, _ in BLOCKINGS)))
     raise ValueError(f"the tile is for {key!r}, wanted one of: {known}")
 
 
@@ -81,7 +90,7 @@ def main() -> None:
     )
     parser.add_argument("case", help="a row of benchmarks.kernels")
     parser.add_argument("key", help="an entry of the table of tiles")
-    parser.add_argument("tiles", nargs="+", help="block,warps,stages[,registers]")
+    parser.add_argument("tiles", nargs="+", help="block,warps,stages[,registers], or as above")
     parser.add_argument("--shape", default="16x4096")
     parser.add_argument("--features", type=int, default=128, help="and values")
     options = parser.parse_args()

@@ -82,8 +82,8 @@ def prepare_kernel(
     CONV: tl.constexpr, RANK: tl.constexpr, INNER: tl.constexpr, GATES: tl.constexpr,
     VALUES: tl.constexpr, WINDOW: tl.constexpr, UNIT_KEYS: tl.constexpr, UNIT_FEATURES: tl.constexpr,
 ):  # fmt: skip
-    """One program per row, head and part: query, key, value, and each gate. Of one part nothing waits for
-    another's memory."""
+    """One program per row, head and part: query, key, value, and each gate, so that none waits for what
+    another loads."""
     row, head, part = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     n = row * HEADS + head
     WIDE: tl.constexpr = HEADS * (2 * K + V)
