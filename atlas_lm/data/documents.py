@@ -10,13 +10,62 @@ import numpy as np
 from atlas_lm.data.draws import draw
 from atlas_lm.data.rows import NOTHING, Tokens
 from atlas_lm.data.shards import Shards
-from atlas_lm.data.source import Batch, Exam
+from atlas_lm.data.source import Batch, Exam, check_rows
 
 PAD = 0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Documents:
+class _FromShards:
+    """What sources over shards share: every step has as many rows of as many tokens."""
+
+    train: Shards
+    validation: Shards
+    length: int
+    rows: int
+    seed: int = 0
+
+    @property
+    def vocab_size(self) -> int:
+        return self.train.vocab_size
+
+    @property
+    def tokenizer_key(self) -> str:
+        return self.train.tokenizer_key
+
+    def shape(self, step: int) -> tuple[int, int]:
+        """Rows of a step, and tokens of a row."""
+        return self.rows, self.length
+
+    def _prints(self) -> dict[str, Any]:
+        return {
+            "source": type(self).__name__.lower(),
+            "train": self.train.fingerprint,
+            "validation": self.validation.fingerprint,
+            "tokenizer": self.tokenizer_key,
+        }
+
+    def _check_numbers(self, **least: int) -> None:
+        for name, wanted in least.items():
+            if getattr(self, name) < wanted:
+                raise ValueError(f"{name} is {getattr(self, name)}, wanted {wanted} or more")
+
+    def _check_tokenizers(self) -> None:
+        if self.train.tokenizer_key != self.validation.tokenizer_key:
+            raise ValueError(
+                f"wrong tokenizer: {self.train.folder} has ids of {self.train.tokenizer_key}, "
+                f"{self.validation.folder} of {self.validation.tokenizer_key}; write both with the same "
+                "tokenizer"
+            )
+
+    def _check_asked(self, step: int, first: int, count: int) -> None:
+        if step < 0:
+            raise ValueError(f"step is {step}, wanted 0 or more")
+        check_rows(first, count, self.rows, f"step {step}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Documents(_FromShards):
     """Long documents, piece by piece, so that a memory can be carried from each piece to the next.
 
     A document is cut into pieces of `length` tokens, the last one padded. In epoch e documents are
@@ -32,18 +81,13 @@ class Documents:
         carries: False: rows are independent.
     """
 
-    train: Shards
-    validation: Shards
-    length: int
-    rows: int
-    seed: int = 0
     exam_rows: int = 8
     exam_length: int = 8192
     carries: bool = True
 
     def __post_init__(self) -> None:
-        _check_numbers(self, length=2, rows=1, exam_rows=1, exam_length=2)
-        _check_tokenizers(self.train, self.validation)
+        self._check_numbers(length=2, rows=1, exam_rows=1, exam_length=2)
+        self._check_tokenizers()
         if not self.steps:
             raise ValueError(
                 f"{self.rows} rows are wanted, but the documents have only {self._pieces} pieces of "
@@ -51,14 +95,6 @@ class Documents:
             )
         if self.validation.lengths.max() < 2:
             raise ValueError("no validation document has 2 tokens; take other texts for validation")
-
-    @property
-    def vocab_size(self) -> int:
-        return self.train.vocab_size
-
-    @property
-    def tokenizer_key(self) -> str:
-        return self.train.tokenizer_key
 
     @property
     def steps(self) -> int:
@@ -69,13 +105,9 @@ class Documents:
     def _pieces(self) -> int:
         return int(_pieces(self.train, self.length).sum())
 
-    def shape(self, step: int) -> tuple[int, int]:
-        """Rows of a step, and tokens of a row."""
-        return self.rows, self.length
-
     def batch(self, step: int, first: int, count: int) -> Batch:
         """Rows number first .. first + count - 1 of a step."""
-        _check_rows(step, first, count, self.rows)
+        self._check_asked(step, first, count)
         steps = self.steps
         epoch, place = divmod(step, steps)
         order = _pieces_in_order(self.train, self.length, self.seed, epoch)
@@ -104,11 +136,11 @@ class Documents:
     def settings(self) -> dict[str, Any]:
         """All that determines the batches."""
         names = ("length", "rows", "seed", "exam_rows", "exam_length", "carries")
-        return _prints(self) | {name: getattr(self, name) for name in names}
+        return self._prints() | {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Packed:
+class Packed(_FromShards):
     """Short documents, packed: in a new order each epoch one behind the other, cut into rows.
 
     Sequences are kept apart; a document that the end of a row cuts goes on in the next row as one of its
@@ -121,16 +153,11 @@ class Packed:
     """
 
     carries: ClassVar[bool] = False
-    train: Shards
-    validation: Shards
-    length: int
-    rows: int
-    seed: int = 0
     exam_rows: int = 64
 
     def __post_init__(self) -> None:
-        _check_numbers(self, length=2, rows=1, exam_rows=1)
-        _check_tokenizers(self.train, self.validation)
+        self._check_numbers(length=2, rows=1, exam_rows=1)
+        self._check_tokenizers()
         wanted = {"training": self.rows * self.length, "validation": self.length}
         for what, shards in (("training", self.train), ("validation", self.validation)):
             if shards.tokens < wanted[what]:
@@ -140,25 +167,13 @@ class Packed:
                 )
 
     @property
-    def vocab_size(self) -> int:
-        return self.train.vocab_size
-
-    @property
-    def tokenizer_key(self) -> str:
-        return self.train.tokenizer_key
-
-    @property
     def steps(self) -> int:
         """Of an epoch."""
         return self.train.tokens // (self.length * self.rows)
 
-    def shape(self, step: int) -> tuple[int, int]:
-        """Rows of a step, and tokens of a row."""
-        return self.rows, self.length
-
     def batch(self, step: int, first: int, count: int) -> Batch:
         """Rows number first .. first + count - 1 of a step."""
-        _check_rows(step, first, count, self.rows)
+        self._check_asked(step, first, count)
         epoch, place = divmod(step, self.steps)
         line = _tokens_in_order(self.train, self.seed, epoch)
         return _packed(self.train, line, self.length, place * self.rows + first, count)
@@ -171,7 +186,7 @@ class Packed:
     def settings(self) -> dict[str, Any]:
         """All that determines the batches."""
         names = ("length", "rows", "seed", "exam_rows")
-        return _prints(self) | {name: getattr(self, name) for name in names}
+        return self._prints() | {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,7 +203,7 @@ class Beginnings:
 
     def batch(self, first: int, count: int) -> Batch:
         """Rows number first .. first + count - 1."""
-        _check_rows(0, first, count, self.rows)
+        check_rows(first, count, self.rows, "the exam")
         chosen = self.documents[first : first + count]
         read = [_read(self.shards, document, 0, self.length) for document in chosen]
         inputs, labels, _ = zip(*read, strict=True)
@@ -205,7 +220,7 @@ class PackedRows:
 
     def batch(self, first: int, count: int) -> Batch:
         """Rows number first .. first + count - 1."""
-        _check_rows(0, first, count, self.rows)
+        check_rows(first, count, self.rows, "the exam")
         return _packed(self.shards, _as_they_are(self.shards), self.length, first, count)
 
 
@@ -277,35 +292,3 @@ def _packed(shards: Shards, line: Line, length: int, first: int, count: int) -> 
         labels=np.concatenate(labels).reshape(count, length),
         borders=borders - begin,
     )
-
-
-def _prints(source: Documents | Packed) -> dict[str, Any]:
-    return {
-        "source": type(source).__name__.lower(),
-        "train": source.train.fingerprint,
-        "validation": source.validation.fingerprint,
-        "tokenizer": source.tokenizer_key,
-    }
-
-
-def _check_numbers(source: Documents | Packed, **least: int) -> None:
-    for name, wanted in least.items():
-        if getattr(source, name) < wanted:
-            raise ValueError(f"{name} is {getattr(source, name)}, wanted {wanted} or more")
-
-
-def _check_tokenizers(train: Shards, validation: Shards) -> None:
-    if train.tokenizer_key != validation.tokenizer_key:
-        raise ValueError(
-            f"wrong tokenizer: {train.folder} has ids of {train.tokenizer_key}, {validation.folder} of "
-            f"{validation.tokenizer_key}; write both with the same tokenizer"
-        )
-
-
-def _check_rows(step: int, first: int, count: int, rows: int) -> None:
-    if step < 0:
-        raise ValueError(f"step is {step}, wanted 0 or more")
-    if count < 1 or not 0 <= first <= rows - count:
-        raise ValueError(
-            f"rows {first} to {first + count - 1} are wanted, there are 0 to {rows - 1}"
-        )

@@ -21,10 +21,9 @@ from atlas_lm.data.hiding import background
 from atlas_lm.data.library import Library
 from atlas_lm.data.needles import ANSWER_TOKENS, KINDS, hide_needles
 from atlas_lm.data.prompt import Stretch
-from atlas_lm.data.row_source import check_range
 from atlas_lm.data.rows import NOTHING, Tokens
 from atlas_lm.data.sentences import Sentences, book_sentences
-from atlas_lm.data.source import Batch, Stage, check_stages, stage_at
+from atlas_lm.data.source import Batch, Stage, check_rows, check_stages, stage_at
 from atlas_lm.data.stories import make_story
 from atlas_lm.data.telling import Told, label_answers, lay, permuted, tell, told_length
 from atlas_lm.text import Tokenizer, cuts_freely
@@ -71,7 +70,7 @@ class LessonExam:
     seed: int
 
     def batch(self, first: int, count: int) -> Batch:
-        check_range(first, count, self.rows, "the exam")
+        check_rows(first, count, self.rows, "the exam")
         numbers = range(first, first + count)
         rows = [
             self.lesson.row(self.cell, "validation", self.length, self.seed, n) for n in numbers
@@ -117,7 +116,7 @@ class LessonSource:
     def batch(self, step: int, first: int, count: int) -> Batch:
         """Rows number first .. first + count - 1 of a step; what is short is padded on the right."""
         rows, length = self.shape(step)
-        check_range(first, count, rows, f"step {step}")
+        check_rows(first, count, rows, f"step {step}")
         return _padded([self._row(step, n, length) for n in range(first, first + count)], length)
 
     def exams(self) -> dict[str, LessonExam]:

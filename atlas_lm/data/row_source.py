@@ -10,7 +10,7 @@ from numpy.random import RandomState
 
 from atlas_lm.data.draws import draw
 from atlas_lm.data.rows import Rows, RowTask, Tokens
-from atlas_lm.data.source import Batch
+from atlas_lm.data.source import Batch, check_rows
 
 TABLES = 8  # tasks whose training rows are kept at a time
 
@@ -28,7 +28,7 @@ class RowExam:
         return self.task.length
 
     def batch(self, first: int, count: int) -> Batch:
-        check_range(first, count, self.rows, "the exam")
+        check_rows(first, count, self.rows, "the exam")
         return _batch(self.task.rows("test", first, count, self.seed))
 
 
@@ -73,7 +73,7 @@ class RowSource:
         """Rows number first .. first + count - 1 of a step."""
         task, random = self._chosen(step)
         rows = self._count(task)
-        check_range(first, count, rows, f"step {step}")
+        check_rows(first, count, rows, f"step {step}")
         there = getattr(task, "train_examples", None)
         if there is None:
             return _batch(task.rows("train", step * rows + first, count, self.seed))
@@ -127,12 +127,3 @@ def _batch(rows: Rows) -> Batch:
 
 def _settings(task: Any) -> dict[str, Any]:
     return {"task": type(task).__name__, **asdict(task)}
-
-
-def check_range(first: int, count: int, rows: int, where: str) -> None:
-    """Refuse rows that are not there."""
-    if first < 0 or count < 1 or first + count > rows:
-        raise ValueError(
-            f"{count} rows from number {first} on are wanted of {where}, which has {rows}; ask for one or "
-            "more of these"
-        )

@@ -116,3 +116,12 @@ def check_stages(stages: tuple[Stage, ...]) -> None:
         raise ValueError(
             f"stages have {[stage.length for stage in stages]} tokens a row, wanted 2 or more"
         )
+
+
+def check_rows(first: int, count: int, rows: int, where: str) -> None:
+    """Refuse rows that are not there."""
+    if first < 0 or count < 1 or first + count > rows:
+        raise ValueError(
+            f"{count} rows from number {first} on are wanted, there are 0 to {rows - 1}; ask for one or more "
+            f"of {where}, which has {rows}"
+        )
