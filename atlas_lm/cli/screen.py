@@ -52,9 +52,10 @@ class Screen(Listener):
         more = f" and {len(marks) - MOST} more" if len(marks) > MOST else ""
         self._say(f"{self.name}: exam after step {step}: {'; '.join(told)}{more}")
 
-    def close(self) -> None:
+    def closed(self) -> None:
         if self._live is not None:
             self._live.stop()
+            self._live = None
 
     def _line(self, report: Report) -> str:
         seconds = max(self._seconds, 1e-9)

@@ -111,8 +111,6 @@ def _run(recipe: "Recipe", place: "Place", machine: "Machine") -> None:
         ended = run(recipe, place, machine, [screen])
     except Stopped as stopped:
         fail("train", stopped, 1)
-    finally:
-        screen.close()
     if not machine.first:
         return
     if ended.interrupted:

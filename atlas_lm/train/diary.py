@@ -46,6 +46,9 @@ class Diary(Listener):
     def saving(self, step: int) -> None:
         self.flush()
 
+    def closed(self) -> None:
+        self.flush()
+
     def flush(self) -> None:
         self.journal.add(self._waiting)
         self._waiting = []
@@ -93,6 +96,10 @@ class TensorBoard(Listener):
     def saving(self, step: int) -> None:
         self._writer.flush()
 
+    def closed(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
 
 class Several(Listener):
     """Tells several listeners the same."""
@@ -115,3 +122,7 @@ class Several(Listener):
     def saving(self, step: int) -> None:
         for listener in self.listeners:
             listener.saving(step)
+
+    def closed(self) -> None:
+        for listener in self.listeners:
+            listener.closed()

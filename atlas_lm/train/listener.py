@@ -33,6 +33,9 @@ class Listener:
     def saving(self, step: int) -> None:
         """Before a checkpoint is written: what was told until now must be on disk."""
 
+    def closed(self) -> None:
+        """The run is over, however it ended: nothing more is told."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:

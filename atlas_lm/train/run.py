@@ -30,12 +30,11 @@ def train(
     if diary:
         run.listener = Several([diary, *_boards(place.out), *listeners])
     machine.wait()
-    run.resume()
     try:
+        run.resume()
         ended = run.go()
     finally:
-        if diary:
-            diary.flush()
+        run.listener.closed()
     if not ended.interrupted:
         run.export(place.out / MODEL)
     if diary:
