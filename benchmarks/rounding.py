@@ -27,7 +27,7 @@ BATCH, TOKENS, HEADS, WIDTH = 2, 300, 4, 64
 
 
 def draw(spec: MemorySpec) -> dict[str, Tensor]:
-    """q, k, v and gates, exact in bf16; gates where training finds them."""
+    """q, k, v and gates, exact in bf16."""
     generator = torch.Generator().manual_seed(0)
 
     def uniform(low: float, high: float, *shape: int) -> Tensor:

@@ -5,22 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from atlas_lm.cli import places
 from atlas_lm.cli.common import fail
-from atlas_lm.cli.places import (
-    Arguments,
-    Compile,
-    Device,
-    Dtype,
-    Keep,
-    Micro,
-    Processes,
-    Recompute,
-    SaveEvery,
-    Spread,
-    Workers,
-    place_of,
-    start_processes,
-)
 from atlas_lm.cli.train import INTERRUPTED
 
 if TYPE_CHECKING:
@@ -34,22 +20,22 @@ PRESETS = "transformer,gated_deltanet,titans,omeganet,atlas,titans_atlas"
 def compare(
     context: typer.Context,
     recipe: Annotated[str, typer.Argument(help="A recipe, or my_recipes.py:mine.")],
-    arguments: Arguments = None,
+    arguments: places.Arguments = None,
     presets: Annotated[str, typer.Option(help="Models, separated by commas.")] = PRESETS,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each model.")] = 1,
     out: Annotated[
         Path, typer.Option(help="Folder of all runs; finished ones are not trained again.")
     ] = Path("compare_output"),
-    device: Device = "cpu",
-    dtype: Dtype = None,
-    spread: Spread = None,
-    processes: Processes = 1,
-    micro: Micro = None,
-    recompute: Recompute = False,
-    compiled: Compile = False,
-    workers: Workers = 2,
-    save_every: SaveEvery = None,
-    keep: Keep = 1,
+    device: places.Device = "cpu",
+    dtype: places.Dtype = None,
+    spread: places.Spread = None,
+    processes: places.Processes = 1,
+    micro: places.Micro = None,
+    recompute: places.Recompute = False,
+    compiled: places.Compile = False,
+    workers: places.Workers = 2,
+    save_every: places.SaveEvery = None,
+    keep: places.Keep = 1,
 ) -> None:
     """Train several models under one recipe, with as many weights, steps and tokens each.
 
@@ -59,9 +45,9 @@ def compare(
 
         atlas compare lm_bytes steps=1000 --out first-look
     """
-    start_processes(processes)
+    places.start_processes(processes)
     try:
-        _compare(recipe, arguments or [], presets.split(","), seeds, place_of(context))
+        _compare(recipe, arguments or [], presets.split(","), seeds, places.place_of(context))
     except (ValueError, OSError, ModuleNotFoundError) as error:
         fail("compare", error)
 

@@ -5,22 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from atlas_lm.cli import places
 from atlas_lm.cli.common import fail
-from atlas_lm.cli.places import (
-    Arguments,
-    Compile,
-    Device,
-    Dtype,
-    Keep,
-    Micro,
-    Processes,
-    Recompute,
-    SaveEvery,
-    Spread,
-    Workers,
-    place_of,
-    start_processes,
-)
 
 if TYPE_CHECKING:
     from atlas_lm.train.machine import Machine
@@ -35,23 +21,23 @@ def train(
     recipe: Annotated[
         str, typer.Argument(help="A recipe, my_recipes.py:mine, or `list` for those there are.")
     ],
-    arguments: Arguments = None,
+    arguments: places.Arguments = None,
     out: Annotated[
         Path, typer.Option(help="Folder of the run; an unfinished run there goes on.")
     ] = Path("train_output"),
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what it would cost, and begin nothing.")
     ] = False,
-    device: Device = "cpu",
-    dtype: Dtype = None,
-    spread: Spread = None,
-    processes: Processes = 1,
-    micro: Micro = None,
-    recompute: Recompute = False,
-    compiled: Compile = False,
-    workers: Workers = 2,
-    save_every: SaveEvery = None,
-    keep: Keep = 2,
+    device: places.Device = "cpu",
+    dtype: places.Dtype = None,
+    spread: places.Spread = None,
+    processes: places.Processes = 1,
+    micro: places.Micro = None,
+    recompute: places.Recompute = False,
+    compiled: places.Compile = False,
+    workers: places.Workers = 2,
+    save_every: places.SaveEvery = None,
+    keep: places.Keep = 2,
 ) -> None:
     """Train a model by a recipe. A killed run goes on from its last checkpoint with the same command.
 
@@ -68,9 +54,9 @@ def train(
     if recipe == "list":
         _list()
         return
-    start_processes(processes)
+    places.start_processes(processes)
     try:
-        _train(recipe, arguments or [], place_of(context), dry_run)
+        _train(recipe, arguments or [], places.place_of(context), dry_run)
     except (ValueError, OSError, ModuleNotFoundError) as error:
         fail("train", error)
 

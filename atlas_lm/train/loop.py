@@ -245,27 +245,26 @@ class Run:
                 f"the weights were not changed, {good}; try a lower rate"
             )
         if self._pulse.diverged(loss, self.trained.progress.first):
-            with self._products():
-                gates = self._told_gates(seen[0][0][0])
+            found = self._look(seen[0][0][0]).items()
+            values = [f"{name} {value:.4g}" for name, value in found if not name.endswith("norm")]
+            gates = f"; gates of the first row, by layer: {', '.join(values)}" if values else ""
             raise Stopped(
                 f"step {step}: the loss is {loss:.4g} and has diverged: for {self.recipe.patience} steps it "
                 f"was over {self.recipe.diverged} times what it began with{gates}; {good}; try a lower rate"
             )
 
     def _gates(self, part: Part) -> dict[str, float]:
-        """Statistics of the gates on one row, now and then."""
+        """What the gates of the first row are, now and then."""
         every = max(1, self.recipe.steps // LOOKS)
         if self.trained.progress.step % every or self.recipe.model.spec is None:
             return {}
-        with self._products():
-            return gate_statistics(
-                look_inside(self.module, replace(part, fresh=None), None, rows=1)
-            )
+        return self._look(part)
 
-    def _told_gates(self, part: Part) -> str:
-        found = gate_statistics(look_inside(self.module, replace(part, fresh=None), None, rows=1))
-        means = [f"{name} {value:.4g}" for name, value in found.items() if not name.endswith("m")]
-        return f"; gates of the first row, by layer: {', '.join(means)}" if means else ""
+    def _look(self, part: Part) -> dict[str, float]:
+        """Statistics of the gates on the first row of a part."""
+        with self._products():
+            watch = look_inside(self.module, replace(part, fresh=None), None, rows=1)
+        return gate_statistics(watch)
 
 
 def _join(states: list[StreamState]) -> StreamState | None:
