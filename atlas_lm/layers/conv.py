@@ -1,13 +1,15 @@
 """The causal short convolution: every channel mixes its own last few tokens."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
-from atlas_lm.layers.tail import extend
+from atlas_lm.ops.short_conv import short_conv
 
 
 class ShortConv(nn.Module):
-    """y_t = sum_j w_j x_{t-size+1+j}, per channel, zeros before the stream."""
+    """silu(sum_j w_j x_{t-size+1+j}), per channel, zeros before the stream."""
 
     def __init__(self, channels: int, size: int) -> None:
         super().__init__()
@@ -18,20 +20,14 @@ class ShortConv(nn.Module):
         return like.new_zeros(batch, size - 1, channels)
 
     def forward(
-        self, x: Tensor, tail: Tensor | None, count: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """x: [B, T, C], tail: [B, size-1, C] or None at the start of a stream."""
-        return short_conv(x, self.weight, tail, count)
-
-
-def short_conv(
-    x: Tensor, weight: Tensor, tail: Tensor | None, count: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """The convolution as a function, weight [size, C]; returns y [B, T, C] and the next tail."""
-    size, tokens = weight.shape[0], x.shape[1]
-    tail = x.new_zeros(x.shape[0], size - 1, x.shape[2]) if tail is None else tail
-    columns, tail = extend(tail, x, count, keep=size - 1)
-    y = columns[:, :tokens] * weight[0]
-    for j in range(1, size):
-        y = y + columns[:, j : j + tokens] * weight[j]
-    return y, tail
+        self,
+        parts: Sequence[Tensor],
+        tail: Tensor | None,
+        count: Tensor | None = None,
+        units: Sequence[int | None] | None = None,
+    ) -> tuple[tuple[Tensor, ...], Tensor]:
+        """parts: each [B, T, C_i], together the first C of the channels; tail: [B, size-1, C] or None at
+        the start of a stream; units: of each part, the size of heads that leave at unit length.
+        Returns the parts [B, T, C_i] and the next tail."""
+        channels = sum(part.shape[2] for part in parts)
+        return short_conv(parts, self.weight[:, :channels], tail, count, units=units)

@@ -1,16 +1,18 @@
 """The memory mixer: projections, short convolution and gates around a memory (docs/mathematics.md, 7)."""
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import silu
 
-from atlas_lm.layers.conv import ShortConv, short_conv
+from atlas_lm.layers.conv import ShortConv
 from atlas_lm.layers.gates import Gates
 from atlas_lm.layers.norm import RMSNorm
 from atlas_lm.layers.out import OutLinear
 from atlas_lm.layers.tail import counted
 from atlas_lm.memory import MemorySpec, MemoryState, Trace, initial_state, memorize, recall
-from atlas_lm.memory.features import Exponential, Unit, unit
+from atlas_lm.memory.features import Exponential, Unit
+from atlas_lm.ops.gated_norm import gated_norm
 
 
 class MemoryWeights(nn.Module):
@@ -50,6 +52,9 @@ class MemoryMixer(nn.Module):
         self.k_proj = nn.Linear(width, self.sizes[1], bias=False)
         self.v_proj = nn.Linear(width, self.sizes[2], bias=False)
         self.conv = ShortConv(sum(self.sizes), conv_size)
+        # these two have a say of their own on the length of keys
+        free = isinstance(spec.features, Unit | Exponential)
+        self.units = (None, None, None) if free else (spec.key_dim, spec.key_dim, None)
         self.gates = Gates(spec, width, gate_rank)
         self.weights = MemoryWeights(spec)
         self.o_norm = RMSNorm(spec.value_dim, eps)
@@ -71,10 +76,9 @@ class MemoryMixer(nn.Module):
         watch: list[Trace] | None = None,
     ) -> tuple[Tensor, MemoryState, Tensor]:
         """Read and write. watch: a list that receives the trace of the memory."""
-        columns = torch.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], dim=-1)
-        columns, tail = self.conv(columns, tail, count)
-        q, k, v = silu(columns).split(self.sizes, dim=-1)
-        q, k, v = self._keys(q), self._keys(k), v.unflatten(-1, (self.spec.heads, -1))
+        parts = (self.q_proj(x), self.k_proj(x), self.v_proj(x))
+        parts, tail = self.conv(parts, tail, count, self.units)
+        q, k, v = (self._heads(part) for part in parts)
         given = (self.spec, self.weights(), memory, q, k, v, self.gates(x))
         valid = counted(count, x.shape[1])
         # check=False: the producers keep every gate in its range
@@ -89,15 +93,16 @@ class MemoryMixer(nn.Module):
         self, x: Tensor, memory: MemoryState, tail: Tensor | None, count: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Read only. tail: [B, size-1, H K], of the queries' own convolution."""
-        q, tail = short_conv(self.q_proj(x), self.conv.weight[:, : self.sizes[0]], tail, count)
-        y = recall(self.spec, self.weights(), memory, self._keys(silu(q)))
+        (q,), tail = self.conv((self.q_proj(x),), tail, count, self.units[:1])
+        y = recall(self.spec, self.weights(), memory, self._heads(q))
         return self._out(x, y), tail
 
-    def _keys(self, x: Tensor) -> Tensor:
-        x = x.unflatten(-1, (self.spec.heads, self.spec.key_dim))
-        # these two have a say of their own on the length of keys
-        return x if isinstance(self.spec.features, Unit | Exponential) else unit(x)
+    def _heads(self, x: Tensor) -> Tensor:
+        """[B, T, H K] -> [B, T, H, K]"""
+        return x.unflatten(-1, (self.spec.heads, -1))
 
     def _out(self, x: Tensor, y: Tensor) -> Tensor:
-        out: Tensor = self.o_proj(self.o_norm(y).flatten(-2) * silu(self.g_proj(x)))
+        gate = self._heads(self.g_proj(x))
+        read = gated_norm(y, gate, self.o_norm.weight, cast(float, self.o_norm.eps))
+        out: Tensor = self.o_proj(read.flatten(-2))
         return out

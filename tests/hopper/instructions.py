@@ -120,7 +120,19 @@ def make_compare(d: Decoder, i: Instruction) -> Code:
         return FUNCTIONS[join[0]](found, other[0]) if join else found
 
     word = WORDS[name]
-    return d.function(i, run, [word, word, np.bool_][: len(i.operands) - 1])
+    kinds = [word, word, np.bool_][: len(i.operands) - 1]
+    target, *sources = map(str, i.operands)
+    if "|" not in target:
+        return d.function(i, run, kinds)
+    if join:
+        raise Fault(f"the emulator does not know {i}")
+    at = [d.place(x, kind) for x, kind in zip(sources, kinds, strict=True)]
+
+    def both(w: Warp) -> tuple[Lanes, Lanes]:
+        found = run(*(w.registers[x] for x in at))
+        return found, ~found
+
+    return d.writes(i, [d.place(x, np.bool_) for x in target.split("|")], both)
 
 
 def make_select(d: Decoder, i: Instruction) -> Code:

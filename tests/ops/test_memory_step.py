@@ -11,11 +11,11 @@ from atlas_lm.ops.memory_step import Pairs, StepRule, StepState, StepToken, memo
 from tests.builders import assert_close, seeded
 
 pytest.importorskip("triton")
-from atlas_lm.layers.conv import short_conv
 from atlas_lm.layers.gates import SQUASH
 from atlas_lm.memory.features import unit
 from atlas_lm.ops.memory_step import Columns, fused
 from atlas_lm.ops.memory_step.prepare import prepare
+from atlas_lm.ops.short_conv import short_conv
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
@@ -209,8 +209,8 @@ def test_a_token_is_prepared_as_layers_do_it(size: int, lengths: str) -> None:
     given = single((columns, tail, conv, ups, biases, out))
     made = prepare(layout, *given)
 
-    mixed, after = short_conv(columns[:, None, :wide], conv, tail)
-    q, k, v = torch.nn.functional.silu(mixed)[:, 0].split([6, 6, 10], dim=-1)
+    parts, after = short_conv(columns[:, None, :wide].split([6, 6, 10], dim=-1), conv, tail)
+    q, k, v = (part[:, 0] for part in parts)
     q, k, v = (part.unflatten(-1, (2, -1)) for part in (q, k, v))
     q, k = (unit(q), unit(k)) if lengths == "keys" else (q, k)
     x = torch.stack([k, q], dim=2)

@@ -31,12 +31,8 @@ def by_hand(model: AtlasForCausalLM, ids: Tensor):
     mixer = block.mixer.memory
     with torch.no_grad():
         x = block.mixer_norm(model.model.embed_tokens(ids.unsqueeze(0)))
-        columns = torch.cat([mixer.q_proj(x), mixer.k_proj(x), mixer.v_proj(x)], dim=-1)
-        columns = torch.nn.functional.silu(mixer.conv(columns, None)[0])
-        q, k, v = (
-            part.unflatten(-1, (mixer.spec.heads, -1))
-            for part in columns.split(mixer.sizes, dim=-1)
-        )
+        parts, _ = mixer.conv((mixer.q_proj(x), mixer.k_proj(x), mixer.v_proj(x)), None)
+        q, k, v = (part.unflatten(-1, (mixer.spec.heads, -1)) for part in parts)
         weights, gates = mixer.weights(), mixer.gates(x)
         return memorize(mixer.spec, weights, None, q, k, v, gates, trace=True)[2]
 
