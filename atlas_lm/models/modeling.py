@@ -4,12 +4,14 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 from transformers import PreTrainedModel
 from transformers.generation import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
 from atlas_lm.blocks.block import Block
+from atlas_lm.layers.loss import labelled_loss
 from atlas_lm.layers.state import LayerState
 from atlas_lm.layers.tail import advance
 from atlas_lm.memory import Trace
@@ -21,6 +23,7 @@ from atlas_lm.models.state import StreamState
 
 # what callers of the Hugging Face world may pass besides; anything else is a mistake worth an error
 LOSS_OPTIONS = ("num_items_in_batch", "ignore_index")
+IGNORED = -100  # the label of a place without loss, where no other is said
 IMPLIED = ("cu_seq_lens_k", "max_length_q", "max_length_k")
 
 
@@ -208,6 +211,7 @@ class AtlasForCausalLM(AtlasPreTrainedModel, GenerationMixin):
         output_hidden_states: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         cu_seq_lens_q: Tensor | None = None,
+        skip_logits: bool = False,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
         """As AtlasModel.forward, and:
@@ -216,8 +220,12 @@ class AtlasForCausalLM(AtlasPreTrainedModel, GenerationMixin):
             labels: [B, T], -100 where no loss is wanted; shifted here, never across packed sequences.
             shift_labels: [B, T] labels that are already shifted, e.g. over the border of two segments.
             logits_to_keep: compute only the last so many logits (0: all), or those at these places.
+            skip_logits: the loss alone, same as without it up to rounding, and logits None: those of all
+                tokens never exist at once.
         """
         loss_options = {name: kwargs.pop(name) for name in LOSS_OPTIONS if name in kwargs}
+        if skip_logits:
+            self._check_skip(labels is not None or shift_labels is not None, logits_to_keep)
         cu_seq_lens_q = _check_options(kwargs, cu_seq_lens_q)
         outputs = self.model(
             input_ids=input_ids,
@@ -228,14 +236,15 @@ class AtlasForCausalLM(AtlasPreTrainedModel, GenerationMixin):
             output_hidden_states=output_hidden_states,
             cu_seq_lens_q=cu_seq_lens_q,
         )
-        keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        if isinstance(keep, slice) and logits_to_keep == 0:
-            keep = slice(None)
-        logits = self.lm_head(outputs.last_hidden_state[:, keep])
-        loss = None
-        if labels is not None or shift_labels is not None:
-            if labels is not None and cu_seq_lens_q is not None:
-                labels = labels.index_fill(1, cu_seq_lens_q[:-1].long(), -100)
+        ignored = loss_options.get("ignore_index", IGNORED)
+        if labels is not None and cu_seq_lens_q is not None:
+            labels = labels.index_fill(1, cu_seq_lens_q[:-1].long(), ignored)
+        logits, loss = None, None
+        if skip_logits:
+            loss = self._loss(outputs.last_hidden_state, labels, shift_labels, **loss_options)
+        else:
+            logits = self.lm_head(outputs.last_hidden_state[:, _places(logits_to_keep)])
+        if logits is not None and (labels is not None or shift_labels is not None):
             loss = self.loss_function(
                 logits=logits,
                 labels=labels,
@@ -244,11 +253,46 @@ class AtlasForCausalLM(AtlasPreTrainedModel, GenerationMixin):
                 **loss_options,
             )
         return CausalLMOutputWithPast(
-            loss=loss,
+            loss=cast(Any, loss),
             logits=logits,
             past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states,
         )
+
+    def _loss(
+        self,
+        hidden: Tensor,
+        labels: Tensor | None,
+        shift_labels: Tensor | None,
+        num_items_in_batch: Tensor | int | None = None,
+        ignore_index: int = IGNORED,
+    ) -> Tensor:
+        """What the loss of transformers is, from hidden states [B, T, D]."""
+        if shift_labels is None:
+            assert labels is not None
+            shift_labels = pad(labels, (0, 1), value=ignore_index)[:, 1:]
+        flat = shift_labels.flatten().to(hidden.device)
+        total, count = labelled_loss(hidden.flatten(0, 1), self.lm_head.weight, flat, ignore_index)
+        if num_items_in_batch is None:
+            return total / count
+        if isinstance(num_items_in_batch, Tensor):
+            num_items_in_batch = num_items_in_batch.to(total.device)
+        return total / num_items_in_batch
+
+    def _check_skip(self, labelled: bool, logits_to_keep: int | Tensor) -> None:
+        if not labelled:
+            raise ValueError(
+                "skip_logits is True and there are no labels; pass labels or shift_labels"
+            )
+        if isinstance(logits_to_keep, Tensor) or logits_to_keep:
+            raise ValueError(
+                "skip_logits is True, so there are no logits_to_keep; pass one of the two"
+            )
+        if type(self.lm_head) is not nn.Linear:
+            raise ValueError(
+                f"lm_head is {type(self.lm_head).__name__}, and skip_logits reads the weight of a plain "
+                "Linear; leave skip_logits out"
+            )
 
     def _prepare_cache_for_generation(  # type: ignore[override]
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
@@ -261,6 +305,13 @@ class AtlasForCausalLM(AtlasPreTrainedModel, GenerationMixin):
             )
         if generation_config.use_cache and model_kwargs.get("past_key_values") is None:
             model_kwargs["past_key_values"] = AtlasCache()
+
+
+def _places(logits_to_keep: int | Tensor) -> slice | Tensor:
+    """The tokens of which logits are wanted."""
+    if isinstance(logits_to_keep, Tensor):
+        return logits_to_keep
+    return slice(-logits_to_keep, None) if logits_to_keep else slice(None)
 
 
 def check_ids(ids: Tensor, vocab_size: int) -> None:

@@ -2,12 +2,10 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear
-from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
@@ -15,6 +13,7 @@ from atlas_lm.memory import Trace
 from atlas_lm.models import AtlasConfig, AtlasForCausalLM, AtlasModel
 from atlas_lm.models.rows import arrange
 from atlas_lm.models.state import StreamState
+from atlas_lm.ops.linear_cross_entropy import linear_cross_entropy
 from atlas_lm.train.parts import Part
 from atlas_lm.train.recipe import Recipe
 
@@ -26,7 +25,7 @@ FOREVER = 10_000.0  # the longest wave of the auto-encoder's positions
 class Said:
     """What a model said in one part."""
 
-    nats: Tensor  # [M] fp32, at each place
+    nats: Tensor  # fp32: [M], at each place; [], their sum, while training
     right: Tensor | None  # [M] bool; None while training
     state: StreamState | None  # after the part, its gradient cut
 
@@ -53,26 +52,22 @@ class LanguageLearner(nn.Module):
     def forward(self, part: Part, state: StreamState | None, watch: Watch | None = None) -> Said:
         """Read a part and say what follows at its places."""
         x, after = _read(self.backbone, part, state, watch)
-        spoken = x.flatten(0, 1)[part.places]
+        spoken = x.flatten(0, 1).index_select(0, part.places)
         nats, right = self._speak(spoken, part.wanted)
         return Said(nats=nats, right=right, state=after.detach())
 
     def _speak(self, x: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor | None]:
-        """x: [M, D]. Logits of large vocabularies are made tile by tile, and again in the backward pass."""
+        """x: [M, D]. Logits of large vocabularies are made tile by tile."""
         weight = self.model.lm_head.weight
+        if self.training:
+            return linear_cross_entropy(x, weight, wanted)[0], None
         tile = max(1, LOGITS // len(weight))
-        if not self.training:
-            found = [
-                _nats_and_right(x[i : i + tile], weight, wanted[i : i + tile])
-                for i in range(0, max(1, len(x)), tile)
-            ]
-            nats, right = zip(*found, strict=True)
-            return torch.cat(nats), torch.cat(right)
-        if len(x) <= tile:
-            return _nats(x, weight, wanted), None
-        tiles = zip(x.split(tile), wanted.split(tile), strict=True)
-        made = [checkpoint(_nats, some, weight, of, use_reentrant=False) for some, of in tiles]
-        return torch.cat(cast(list[Tensor], made)), None
+        found = [
+            _nats_and_right(x[i : i + tile], weight, wanted[i : i + tile])
+            for i in range(0, max(1, len(x)), tile)
+        ]
+        nats, right = zip(*found, strict=True)
+        return torch.cat(nats), torch.cat(right)
 
     def save(self, folder: Path, weights: dict[str, Tensor]) -> None:
         """Write the model as transformers does; weights: whole ones by name, of this module."""
@@ -113,9 +108,9 @@ class AutoEncoder(nn.Module):
         positions: Tensor = self.positions  # type: ignore[assignment]
         logits = self.decoder(x[:, -1][rows] + positions[columns]).float()
         right = None if self.training else logits.argmax(-1) == part.wanted
-        return Said(
-            nats=cross_entropy(logits, part.wanted, reduction="none"), right=right, state=None
-        )
+        reduction = "sum" if self.training else "none"
+        nats = cross_entropy(logits, part.wanted, reduction=reduction)
+        return Said(nats=nats, right=right, state=None)
 
     def save(self, folder: Path, weights: dict[str, Tensor]) -> None:
         """Write the encoder, which is all that others could use."""
@@ -158,16 +153,8 @@ def _save(model: PreTrainedModel, folder: Path, weights: dict[str, Tensor]) -> N
     model.save_pretrained(folder, state_dict=weights)
 
 
-def _logits(x: Tensor, weight: Tensor) -> Tensor:
-    return linear(x, weight).float()
-
-
-def _nats(x: Tensor, weight: Tensor, wanted: Tensor) -> Tensor:
-    return cross_entropy(_logits(x, weight), wanted, reduction="none")
-
-
 def _nats_and_right(x: Tensor, weight: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
-    logits = _logits(x, weight)
+    logits = linear(x, weight).float()
     return cross_entropy(logits, wanted, reduction="none"), logits.argmax(-1) == wanted
 
 
