@@ -106,17 +106,17 @@ def clock(run: Callable[[], object], device: torch.device, limits: Limits) -> Ti
     the run, so that gaps between kernels are the device's own; it also empties the caches."""
     for _ in range(WARM):
         run()
-    host, whole = _once(run, device)
+    host, whole = once(run, device)
     repeats = max(LEAST_REPEATS, min(limits.repeats, int(limits.seconds / max(whole, 1e-9))))
     if device.type == "cuda":
         times = _events(run, repeats, host)
     else:
-        times = [_once(run, device)[1] for _ in range(repeats)]
+        times = [once(run, device)[1] for _ in range(repeats)]
     low, median, high = statistics.quantiles(times, n=4, method="inclusive")
     return Times(median, low, high, repeats, host)
 
 
-def _once(run: Callable[[], object], device: torch.device) -> tuple[float, float]:
+def once(run: Callable[[], object], device: torch.device) -> tuple[float, float]:
     """Seconds until the call returns, and until the work is done."""
     synchronize(device)
     begin = time.perf_counter()

@@ -124,13 +124,12 @@ class Machine:
 
 
 def describe(device: torch.device, limits: Ceilings, commit: str | None) -> Machine:
-    cuda = device.type == "cuda"
     return Machine(
-        hardware=torch.cuda.get_device_name(device) if cuda else platform.machine(),
+        hardware=hardware(device),
         torch=torch.__version__,
-        triton=_version("triton"),
-        fla=_version("fla-core"),
-        commit=commit or _commit(),
+        triton=version("triton"),
+        fla=version("fla-core"),
+        commit=commit or git_commit(),
         command=shlex.join(["python", "-m", "benchmarks.kernels", *sys.argv[1:]]),
         matrix_tflops=limits.matrix[torch.bfloat16] / 1e12,
         tf32_tflops=limits.matrix[torch.float32] / 1e12,
@@ -138,14 +137,19 @@ def describe(device: torch.device, limits: Ceilings, commit: str | None) -> Mach
     )
 
 
-def _version(package: str) -> str:
+def hardware(device: torch.device) -> str:
+    cuda = device.type == "cuda"
+    return torch.cuda.get_device_name(device) if cuda else platform.machine()
+
+
+def version(package: str) -> str:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return "none"
 
 
-def _commit() -> str:
+def git_commit() -> str:
     try:
         command = ["git", "-C", os.path.dirname(__file__), "describe", "--always", "--dirty"]
         said = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -169,10 +173,10 @@ def load(path: Path) -> tuple[list[Figure], Machine]:
         rows = list(csv.DictReader(file))
     if not rows:
         raise ValueError(f"{path} holds no figures; run the benchmark again")
-    return [_read(Figure, row) for row in rows], _read(Machine, rows[0])
+    return [read_row(Figure, row) for row in rows], read_row(Machine, rows[0])
 
 
-def _read(kind: Any, row: dict[str, str]) -> Any:
+def read_row(kind: Any, row: dict[str, str]) -> Any:
     made: dict[str, Any] = {}
     for field in fields(kind):
         text = row[field.name]
@@ -181,7 +185,7 @@ def _read(kind: Any, row: dict[str, str]) -> Any:
         elif field.type is str:
             made[field.name] = text
         else:
-            number = int if field.type == int | None else float
+            number = int if field.type in (int, int | None) else float
             made[field.name] = number(text) if text else None
     return kind(**made)
 
@@ -211,8 +215,8 @@ def table(figures: Iterable[Figure]) -> str:
     figures = list(figures)
     lines: list[str] = []
     for unit in dict.fromkeys(f.unit for f in figures if f.timed):
-        lines += ["", _line([title.format(unit=unit) for title, _ in COLUMNS])]
-        lines += [_line(_cells(f)) for f in figures if f.timed and f.unit == unit]
+        lines += ["", line([title.format(unit=unit) for title, _ in COLUMNS])]
+        lines += [line(_cells(f)) for f in figures if f.timed and f.unit == unit]
     notes = dict.fromkeys(_note(f) for f in figures if f.note)
     lines += ["", *notes] if notes else []
     bases = dict.fromkeys(f.base for f in figures if f.timed and f.base and f.peak_ratio)
@@ -265,9 +269,9 @@ def _spread(f: Figure) -> str:
     return f"{f.rate * median / high:.2f}..{f.rate * median / low:.2f}"
 
 
-def _line(cells: Sequence[str]) -> str:
+def line(cells: Sequence[str], columns: Sequence[Column] = COLUMNS) -> str:
     """Negative widths stand left."""
-    widths = [width for _, width in COLUMNS]
+    widths = [width for _, width in columns]
     return " ".join(
         f"{cell:<{-width}}" if width < 0 else f"{cell:>{width}}"
         for cell, width in zip(cells, widths, strict=True)
