@@ -29,3 +29,19 @@ def check_shapes(tensors: Mapping[str, tuple[Tensor, str]], **sizes: int) -> dic
                     "pass tensors, weights and state that were made for the same spec"
                 )
     return known
+
+
+def check_words(
+    sizes: dict[str, int],
+    inputs: tuple[Tensor, ...],
+    theta: Tensor | None,
+    momentum: object | None,
+) -> None:
+    """Refuse what would otherwise be passed over in silence."""
+    if sizes["B"] == 0 or sizes["T"] == 0:
+        raise ValueError(f"q has {sizes['B']} rows of {sizes['T']} tokens; pass at least one token")
+    if len({x.dtype for x in inputs}) > 1:
+        got = ", ".join(str(x.dtype) for x in inputs)
+        raise ValueError(f"q, k, v are {got}, wanted one dtype; cast them first")
+    if momentum is not None and theta is None:
+        raise ValueError("momentum came without theta; pass both, or neither for descent")

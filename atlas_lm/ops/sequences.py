@@ -115,3 +115,25 @@ def packed(cu_seqlens: Tensor, chunk: int, rows: int) -> Sequences:
         even=len(set(counts)) == 1,
         full=True,
     )
+
+
+def lay_sequences(
+    q: Tensor,
+    before: int,
+    chunk: int,
+    past: Tensor | None,
+    length: Tensor | None,
+    cu_seqlens: Tensor | None,
+) -> Sequences:
+    """Of queries [B, T, H, F] and `before` pairs more in each row: rows, or sequences packed into one."""
+    batch, tokens = q.shape[:2]
+    if length is not None and cu_seqlens is not None:
+        raise ValueError("length and cu_seqlens both say where sequences end; pass one of them")
+    if before < 0 or (cu_seqlens is not None and (batch != 1 or before)):
+        raise ValueError(
+            f"q has {batch} rows of {tokens} tokens, k {before + tokens} pairs each; wanted as many "
+            "pairs or more, and with cu_seqlens one row and as many"
+        )
+    if cu_seqlens is not None:
+        return packed(cu_seqlens, chunk, tokens)
+    return even_rows(batch, tokens, chunk, q.device, before=before, past=past, length=length)

@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import triton
+
+Cut = TypeVar("Cut")
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,7 @@ class Tile:
         return found if self.registers is None else found | dict(maxnreg=self.registers)
 
 
-def pick(table: Mapping[str, Tile], kernel: str, traits: Mapping[str, bool]) -> Tile:
+def pick(table: Mapping[str, Cut], kernel: str, traits: Mapping[str, bool]) -> Cut:
     """The last entry of a table whose words, behind the kernel's name, are all traits of the call.
 
     >>> table = {"walk": Tile(64, 4, 2), "walk momentum": Tile(32, 4, 2)}

@@ -59,9 +59,11 @@ def chunk_weights_fused(
     gamma: Tensor | None,
     sequences: Sequences,
     halo: int,
+    retain: Tensor | None = None,
 ) -> ChunkWeights:
     # torch's exp: the kernels' own is off by some 1e-7, which grows over the tokens of a chunk
-    retain = None if log_alpha is None else log_alpha.exp()
+    if log_alpha is not None:
+        retain = log_alpha.exp()
     made = _ChunkWeights.apply(eta, retain, theta, gamma, sequences, halo)
     return ChunkWeights(*made, *[None] * (5 - len(made)))
 

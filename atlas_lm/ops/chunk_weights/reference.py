@@ -15,8 +15,11 @@ def chunk_weights_reference(
     sequences: Sequences,
     *,
     halo: int = 0,
+    retain: Tensor | None = None,
 ) -> ChunkWeights:
     """Token by token: s = theta s + eta gamma, m = alpha m + s, each a row over the chunk's pairs."""
+    if log_alpha is not None:
+        retain = log_alpha.exp()
     b, count = sequences.chunk, sequences.sequence
     number = torch.arange(sequences.chunks, device=eta.device)
     t0 = (number - sequences.first_chunk[count]) * b  # [NC]
@@ -29,8 +32,8 @@ def chunk_weights_reference(
         valid = (t0 + t < sequences.length[count]).unsqueeze(1)  # [NC, 1]
         row = torch.where(valid[:, 0], sequences.start[count] + t0 + t, 0)
         alpha = torch.ones_like(keep)
-        if log_alpha is not None:
-            alpha = torch.where(valid, log_alpha[row].exp(), alpha)
+        if retain is not None:
+            alpha = torch.where(valid, retain[row], alpha)
         write = torch.where(valid, eta[row], 0.0).unsqueeze(-1) * _window(
             gamma, row, t, t0, sequences, columns - halo
         )

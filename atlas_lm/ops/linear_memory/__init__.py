@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from atlas_lm.ops.backend import choose, why_not_triton
-from atlas_lm.ops.checks import check_shapes
+from atlas_lm.ops.checks import check_shapes, check_words
 from atlas_lm.ops.linear_memory.parallel import linear_memory_parallel
 from atlas_lm.ops.linear_memory.record import LinearState, Problem
 from atlas_lm.ops.linear_memory.reference import linear_memory_reference
-from atlas_lm.ops.sequences import even_rows, packed
+from atlas_lm.ops.sequences import lay_sequences
 
 __all__ = ["LinearState", "linear_memory", "why_not_sizes"]
 
@@ -137,23 +137,13 @@ def _problem(
     count = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     sizes = check_shapes(given, N=count)
     before = sizes["L"] - sizes["T"]
-    _check_words(sizes, (q, k, v), theta, momentum, length, cu_seqlens)
+    check_words(sizes, (q, k, v), theta, momentum)
     if objective not in ("l2", "dot") or keep not in ("states", "checkpoints"):
         raise ValueError(
             f"objective is {objective!r} and keep {keep!r}, wanted 'l2' or 'dot', and 'states' or "
             "'checkpoints'"
         )
-    if before < 0 or (cu_seqlens is not None and (sizes["B"] != 1 or before)):
-        raise ValueError(
-            f"q has {sizes['B']} rows of {sizes['T']} tokens, k {sizes['L']} pairs each; wanted as many "
-            "pairs or more, and with cu_seqlens one row and as many"
-        )
-    if cu_seqlens is not None:
-        sequences = packed(cu_seqlens, chunk, sizes["T"])
-    else:
-        sequences = even_rows(
-            sizes["B"], sizes["T"], chunk, q.device, before=before, past=past, length=length
-        )
+    sequences = lay_sequences(q, before, chunk, past, length, cu_seqlens)
     inner = torch.promote_types(q.dtype, torch.float32)
     zero = torch.zeros(count, sizes["H"], sizes["V"], sizes["F"], dtype=inner, device=q.device)
     if theta is not None and momentum is None:
@@ -176,23 +166,3 @@ def _problem(
         objective=objective,
         keep=keep,
     )
-
-
-def _check_words(
-    sizes: dict[str, int],
-    inputs: tuple[Tensor, ...],
-    theta: Tensor | None,
-    momentum: Tensor | None,
-    length: Tensor | None,
-    cu_seqlens: Tensor | None,
-) -> None:
-    """Refuse what would otherwise be passed over in silence."""
-    if sizes["B"] == 0 or sizes["T"] == 0:
-        raise ValueError(f"q has {sizes['B']} rows of {sizes['T']} tokens; pass at least one token")
-    if len({x.dtype for x in inputs}) > 1:
-        got = ", ".join(str(x.dtype) for x in inputs)
-        raise ValueError(f"q, k, v are {got}, wanted one dtype; cast them first")
-    if momentum is not None and theta is None:
-        raise ValueError("momentum came without theta; pass both, or neither for descent")
-    if length is not None and cu_seqlens is not None:
-        raise ValueError("length and cu_seqlens both say where sequences end; pass one of them")

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from atlas_lm.ops.chunk_rows import gather_rows, scatter_rows
 from atlas_lm.ops.chunk_weights import ChunkWeights, chunk_weights_reference
 from atlas_lm.ops.linear_memory.record import LinearState, Problem
 
@@ -16,12 +17,12 @@ def linear_memory_parallel(problem: Problem) -> tuple[Tensor, LinearState]:
     t0 = (number - s.first_chunk[s.sequence]) * s.chunk
     tokens = t0.unsqueeze(1) + torch.arange(s.chunk, device=p.q.device)
     pairs = t0.unsqueeze(1) + torch.arange(-halo, s.chunk, device=p.q.device)
-    q = _gather(
+    q = gather_rows(
         p.q, s.start[s.sequence], tokens, (tokens >= 0) & (tokens < s.length[s.sequence, None])
     )
     there = (pairs >= -s.past[s.sequence, None]) & (pairs < s.length[s.sequence, None])
-    k = _gather(p.k, s.pair_start[s.sequence], pairs, there)
-    v = _gather(p.v, s.pair_start[s.sequence], pairs, there)
+    k = gather_rows(p.k, s.pair_start[s.sequence], pairs, there)
+    v = gather_rows(p.v, s.pair_start[s.sequence], pairs, there)
 
     state = LinearState(p.memory, p.memory, p.momentum)
     reads: list[Tensor] = []
@@ -40,7 +41,7 @@ def linear_memory_parallel(problem: Problem) -> tuple[Tensor, LinearState]:
         state = LinearState(*moved)  # type: ignore[arg-type]
         reads.append(y[active])
         order.append(here[active])
-    return _scatter(torch.cat(reads), torch.cat(order), tokens, problem), state
+    return scatter_rows(torch.cat(reads), torch.cat(order), tokens, s, p.q.shape[0]), state
 
 
 def _chunk(
@@ -64,19 +65,3 @@ def _chunk(
 def _outer(error: Tensor, weight: Tensor, k: Tensor) -> Tensor:
     """sum_n weight_n error_n k_n^T, [N, H, V, F]"""
     return ((error * weight.unsqueeze(-1)).to(k.dtype).mT @ k).to(weight.dtype)
-
-
-def _gather(x: Tensor, start: Tensor, index: Tensor, there: Tensor) -> Tensor:
-    """Rows start + index of x [rows, H, W], zero where not there: [NC, H, n, W]"""
-    found = x[torch.where(there, start.unsqueeze(1) + index, 0)]
-    return torch.where(there[..., None, None], found, 0.0).transpose(1, 2)
-
-
-def _scatter(reads: Tensor, chunk: Tensor, tokens: Tensor, p: Problem) -> Tensor:
-    """reads: [chunks, H, b, V], in the order of `chunk` -> y [R, H, V], zero at rows without token"""
-    s = p.sequences
-    sequence, index = s.sequence[chunk], tokens[chunk]
-    there = index < s.length[sequence, None]
-    rows = (s.start[sequence].unsqueeze(1) + index)[there]
-    y = torch.zeros(*p.q.shape[:2], reads.shape[-1], dtype=reads.dtype, device=reads.device)
-    return y.index_copy(0, rows, reads.transpose(1, 2)[there])

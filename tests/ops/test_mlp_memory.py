@@ -1,0 +1,41 @@
+"""Two-layer memories with a chunk anchor: the token loop against autograd, the other forms against it."""
+
+import pytest
+import torch
+
+from tests.ops.judging import assert_near
+from tests.ops.mlp_cases import Case, assert_twice_plain, draw, named, run, truth
+
+pytest.importorskip("triton", reason="the fused form is written in Triton")
+
+CASES = [
+    Case(tokens=1),
+    Case(tokens=17, window=4, momentum=True, start=True),
+    Case(tokens=40, gated=True, features=24, values=20, hidden=48),
+    Case(tokens=40, window=17, momentum=True, gated=True, start=True),
+    Case(tokens=70, window=20, chunk=64, momentum=True, decays=False),
+    Case(tokens=40, window=4, objective="dot", gated=True, activation="silu", heads=2),
+    Case(tokens=20, window=4, momentum=True, batch=2, before=3, past=(2, 3), length=(20, 7), start=True),
+    Case(tokens=20, window=17, batch=2, before=3, past=(0, 3), length=(0, 18)),
+    Case(window=4, momentum=True, borders=(0, 5, 22, 40)),
+    Case(tokens=33, features=70, values=24, chunk=32, window=2, start=True),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=named)
+def test_parallel_is_the_token_loop(case):
+    assert_near(run(case, "parallel", draw(case), torch.float64), truth(case), 1e-10)
+
+
+@pytest.mark.parametrize("case", CASES, ids=named)
+def test_fused_is_as_good_as_plain(case):
+    assert_twice_plain(case, torch.float32, truth(case))
+
+
+HALF = [case for case in CASES if case.momentum or case.gated]
+
+
+@pytest.mark.parametrize("case", HALF, ids=named)
+def test_half_precision_is_as_good_as_plain(case):
+    """fp16, since Triton's interpreter cannot multiply bf16; bf16 is compared on the device."""
+    assert_twice_plain(case, torch.float16, truth(case))
