@@ -3,6 +3,7 @@
 Every map takes x: [B, H, n, K] and the outer weights, and returns [B, H, n, F].
 """
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,10 +11,11 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
+from torch.nn.functional import normalize, pad
 
 from atlas_lm.memory.gates import Gate
-from atlas_lm.ops.poly_features import poly_features, poly_width
+from atlas_lm.ops.backend import say_once
+from atlas_lm.ops.poly_features import poly_features, poly_width, why_not_fused
 
 Weights = Mapping[str, Tensor]
 
@@ -39,6 +41,17 @@ class Identity:
 
     def __call__(self, x: Tensor, weights: Weights) -> Tensor:
         return x
+
+    def fused(self, x: Tensor, weights: Weights, width: int | None = None) -> Tensor:
+        """What kernels of memories read: phi of x [B, H, n, K] in fp32, rounded to x's dtype, [B, n, H, F].
+
+        width: zeros beyond the features up to so many, so that rows begin at even places; None: none
+        """
+        phi = self(x.float(), weights).to(x.dtype).transpose(1, 2)
+        more = 0 if width is None else width - phi.shape[-1]
+        if more < 0:
+            raise ValueError(f"width is {width}, which does not hold the {phi.shape[-1]} features")
+        return pad(phi, (0, more)) if more else phi
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,9 +87,12 @@ class Polynomial(Identity):
         return {"amplitudes": amplitudes} | _init_project(self.project, heads, key_dim, generator)
 
     def __call__(self, x: Tensor, weights: Weights) -> Tensor:
-        x = _project(x, self.project, weights)
-        amplitudes = normalize(weights["features.amplitudes"], dim=-1).unsqueeze(1)  # [H, 1, p+1]
-        return poly_features(x, amplitudes, self.degree)
+        x, amplitudes = _project(x, self.project, weights), _parts_of_one(weights).unsqueeze(1)
+        return poly_features(x, amplitudes, self.degree, unit=True, form="parallel")
+
+    def fused(self, x: Tensor, weights: Weights, width: int | None = None) -> Tensor:
+        projected = _project(x, self.project, weights)
+        return _monomials(projected, _parts_of_one(weights), self.degree, width, x.dtype)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,8 +113,12 @@ class Taylor(Identity):
         return _init_project(self.project, heads, key_dim, generator)
 
     def __call__(self, x: Tensor, weights: Weights) -> Tensor:
-        amplitudes = taylor_amplitudes(self.degree).to(x)
-        return poly_features(_project(x, self.project, weights), amplitudes, self.degree)
+        x, amplitudes = _project(x, self.project, weights), taylor_amplitudes(self.degree).to(x)
+        return poly_features(x, amplitudes, self.degree, unit=True, form="parallel")
+
+    def fused(self, x: Tensor, weights: Weights, width: int | None = None) -> Tensor:
+        projected = _project(x, self.project, weights)
+        return _monomials(projected, _taylor_on(self.degree, x.device), self.degree, width, x.dtype)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,6 +230,13 @@ def taylor_amplitudes(degree: int) -> Tensor:
     return torch.tensor([math.factorial(i) ** -0.5 for i in range(degree + 1)], dtype=torch.float64)
 
 
+@functools.lru_cache(maxsize=64)
+def _taylor_on(degree: int, device: torch.device) -> Tensor:
+    """In fp32, copied to the device once: copies cannot be captured in a graph."""
+    with torch.inference_mode(False):  # kept for later calls, which may want gradients
+        return taylor_amplitudes(degree).to(device, torch.float32)
+
+
 def _check_degree(degree: int, project: int | None) -> None:
     if degree < 1:
         raise ValueError(f"degree is {degree}, wanted 1 or more")
@@ -227,6 +254,28 @@ def _init_project(
 
 
 def _project(x: Tensor, project: int | None, weights: Weights) -> Tensor:
+    """[B, H, n, K] -> [B, H, n, K'] in the wider dtype of x and the weights"""
     if project is None:
-        return unit(x)
-    return unit(torch.einsum("bhnk,hpk->bhnp", x, weights["features.project"]))
+        return x
+    matrix = weights["features.project"]
+    return torch.einsum("bhnk,hpk->bhnp", x.to(torch.promote_types(x.dtype, matrix.dtype)), matrix)
+
+
+def _parts_of_one(weights: Weights) -> Tensor:
+    """Learned amplitudes whose squares sum to one, [H, p+1]"""
+    return normalize(weights["features.amplitudes"], dim=-1)
+
+
+def _monomials(
+    x: Tensor, amplitudes: Tensor, degree: int, width: int | None, dtype: torch.dtype
+) -> Tensor:
+    """Monomials of x [B, H, n, K] at unit length, [B, n, H, F]; in plain PyTorch where kernels decline."""
+    x = x.transpose(1, 2)
+    reason = why_not_fused(x, amplitudes, degree)
+    if reason is not None:
+        say_once(f"poly_features runs its parallel form: {reason}")
+        x = x.float()
+    return poly_features(
+        x, amplitudes, degree, unit=True, width=width, dtype=dtype,
+        form="fused" if reason is None else "parallel",
+    )  # fmt: skip

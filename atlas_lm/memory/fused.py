@@ -1,64 +1,88 @@
 """From a spec to the fused op that runs it, or the reason why none does.
 
 Matrix memories with a chunk anchor, or with slopes that read no memory, go to `linear_memory`, those that are
-read online to `delta_rule`.
+read online to `delta_rule`; memories of two layers, gated or not, go to `mlp_memory`.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from atlas_lm.memory.architectures import Matrix
-from atlas_lm.memory.layout import Grid, lay_out
+from atlas_lm.memory.layout import lay_out
 from atlas_lm.memory.objectives import Dot, Huber
+from atlas_lm.memory.operands import Operands, of_fresh, of_grid, skips
 from atlas_lm.memory.optimizers import Momentum, Muon
 from atlas_lm.memory.parallel import LINEAR_TILE, head_chunk, slopes_are_free
+from atlas_lm.memory.retention import Renormalise
 from atlas_lm.memory.spec import MemorySpec
 from atlas_lm.memory.state import MemoryState
 from atlas_lm.memory.tokens import Tokens
+from atlas_lm.ops import linear_memory, mlp_memory
 from atlas_lm.ops.backend import why_not_triton
 from atlas_lm.ops.delta_rule import LONGEST, delta_rule
-from atlas_lm.ops.linear_memory import linear_memory, why_not_sizes
 
+Fast = dict[str, Tensor]  # fast weights by name
 WEIGHT = "w0"  # the one fast weight of a matrix memory
+NO_MUON = "Newton-Schulz steps have no kernel for many tokens"
 
 
 def declines(spec: MemorySpec, *inputs: Tensor, trace: bool) -> str | None:
     """Why no fused op runs this spec on these inputs; None where one does."""
-    if not isinstance(spec.architecture, Matrix) or spec.architecture.norm:
-        return "only matrix memories without an output norm have kernels for many tokens"
-    if isinstance(spec.optimizer, Muon):
-        return "Newton-Schulz steps have no kernel for many tokens"
-    if isinstance(spec.objective, Huber):
-        return "the Huber objective has no kernel"
-    if isinstance(spec.optimizer, Momentum) and (spec.optimizer.truncate or _exact(spec)):
-        return "momentum with cut gradients, and the online rule with momentum, have no kernel"
     if trace:
         return "kernels keep no trace; norms of every token come from the parallel form"
-    if _exact(spec) and spec.window.size > LONGEST:
-        size = spec.window.size
+    return _unknown(spec) or why_not_triton(*inputs)
+
+
+def _unknown(spec: MemorySpec) -> str | None:
+    """Why no op knows this rule in these sizes; None where one does."""
+    rule = spec.optimizer
+    if spec.keeps_pairs:
+        return "kept pairs have no weights that a kernel could hold"
+    if spec.network.norm:
+        return "only memories without an output norm have kernels for many tokens"
+    if isinstance(spec.objective, Huber):
+        return "the Huber objective has no kernel"
+    if isinstance(spec.retention, Renormalise):
+        return "a memory whose rows are renormalised has no kernel for many tokens"
+    if isinstance(rule, Momentum) and rule.truncate:
+        return "momentum with cut gradients has no kernel"
+    if isinstance(rule, Muon) and rule.carry_per == "period":
+        return "momentum that is carried on once per period has no kernel"
+    if isinstance(spec.architecture, Matrix):
+        return _unknown_matrix(spec)
+    return _unknown_deep(spec)
+
+
+def _unknown_matrix(spec: MemorySpec) -> str | None:
+    size = spec.window.size
+    if isinstance(spec.optimizer, Muon):
+        return NO_MUON
+    if _exact(spec) and isinstance(spec.optimizer, Momentum):
+        return "the online rule with momentum has no kernel"
+    if _exact(spec) and size > LONGEST:
         return f"the online rule has kernels for windows up to {LONGEST}, and the window is {size}"
-    sizes = why_not_sizes(_chunk(spec), spec.window.size, spec.feature_dim, spec.value_dim)
-    return sizes or why_not_triton(*inputs)
+    return linear_memory.why_not_sizes(_chunk(spec), size, spec.feature_dim, spec.value_dim)
 
 
-@dataclass(frozen=True)
-class Stretch:
-    """Tokens on a chunk border with the pairs before them, as an op takes them: [B, T, H, ...]."""
-
-    q: Tensor  # features, in the inputs' dtype
-    k: Tensor  # [B, P + T, H, F]
-    v: Tensor  # [B, P + T, H, V]
-    eta: Tensor  # [B, T, H]
-    gates: dict[
-        str, Tensor
-    ]  # log_alpha, theta [B, T, H] and gamma [B, T, H, c], those that the rule has
-    past: Tensor | None  # [B], pairs that exist of the P
-    length: Tensor | None  # [B], tokens of each row
+def _unknown_deep(spec: MemorySpec) -> str | None:
+    if spec.network.depth != 2:
+        return (
+            "kernels for many tokens hold a matrix or an MLP of two layers, and this MLP has "
+            f"{spec.network.depth}"
+        )
+    if spec.online:
+        return "the online rule (chunk 1) of a deep memory has no kernel for many tokens"
+    if isinstance(spec.optimizer, Muon):
+        return NO_MUON
+    hidden = spec.fast_shapes["w0"][0]
+    return mlp_memory.why_not_sizes(
+        spec.timing.chunk, spec.window.size, spec.feature_dim, hidden, spec.value_dim
+    )
 
 
 def run(
@@ -70,10 +94,7 @@ def run(
 ) -> tuple[Tensor, MemoryState]:
     """Like `parallel.run`, without norms: y [B, H, T, V] and the next state. q, k, v keep their dtype."""
     if fresh and tokens.valid is None:
-        stretch = _stretch(
-            spec, weights, tokens.q, tokens.pair_fields(spec.pair_gates), tokens.gates
-        )
-        y, after = _apply(spec, weights, state, stretch, None)
+        y, after = _apply(spec, weights, state, of_fresh(spec, weights, tokens))
         window = _last_pairs(spec, tokens)
         return y, replace(after, window=window, position=state.position + tokens.count)
     grid = lay_out(spec, state, tokens, _chunk(spec), fresh)
@@ -82,7 +103,7 @@ def run(
         y, now = head_chunk(spec, weights, state, grid)
         first, outputs = grid.chunks[0].stop, [y]
     if first < grid.q.shape[2]:
-        y, now = _apply(spec, weights, now, _after(spec, weights, state, grid, first), None)
+        y, now = _apply(spec, weights, now, of_grid(spec, weights, state, grid, first))
         outputs.append(y)
     now = replace(now, window=_inner(grid.window, state), position=state.position + grid.count)
     return grid.collect(torch.cat(outputs, dim=2), tokens.valid), now
@@ -97,150 +118,124 @@ def run_packed(
 ) -> tuple[Tensor, MemoryState]:
     """Fresh sequences packed into one row: y [1, H, T, V], and the state with a row per sequence."""
     borders = cu_seqlens.to(tokens.q.device, torch.int64)
-    fields = tokens.pair_fields(spec.pair_gates)
-    stretch = _stretch(spec, weights, tokens.q, fields, tokens.gates)
-    y, after = _apply(spec, weights, state, stretch, borders)
+    y, after = _apply(spec, weights, state, of_fresh(spec, weights, tokens, borders))
     halo = spec.window.size - 1
     place = borders[1:, None] + torch.arange(-halo, 0, device=borders.device)  # [N, c-1]
     there = place >= borders[:-1, None]
+    fields = tokens.pair_fields(spec.pair_gates)
     window = {n: x[0, :, place.clamp_min(0)].movedim(0, 1) for n, x in fields.items()}
     window = {n: torch.where(_as(there, x), x, 0.0) for n, x in window.items()}
     return y, replace(after, window=_inner(window, state), position=borders.diff())
 
 
+class End(NamedTuple):
+    """What an op leaves behind."""
+
+    memory: Fast
+    anchor: Fast  # empty for online rules
+    momentum: Fast  # empty for descent
+
+
 def _apply(
-    spec: MemorySpec,
-    weights: Mapping[str, Tensor],
-    state: MemoryState,
-    stretch: Stretch,
-    cu_seqlens: Tensor | None,
+    spec: MemorySpec, weights: Mapping[str, Tensor], state: MemoryState, given: Operands
 ) -> tuple[Tensor, MemoryState]:
-    """Run the op. A memory that decays to its start is, minus its start, one that decays to zero."""
-    memory, v = state.memory[WEIGHT], stretch.v
-    start = weights[f"memory.{WEIGHT}"] if spec.retention.reads_start else None
-    if start is not None:
-        memory = memory - start
-        if not isinstance(spec.objective, Dot):
-            v = (v.to(start) - _read(start, stretch.k)).to(v.dtype)
-    given: dict[str, Any] = dict(
-        memory=memory, past=stretch.past, cu_seqlens=cu_seqlens, form="fused"
-    )
-    given |= stretch.gates
-    moved, anchor = dict(state.momentum), {}
-    if _exact(spec):
-        given["after_retention"] = spec.timing.after_retention
-        y, memory = delta_rule(stretch.q, stretch.k, v, stretch.eta, **given)
+    """Run the op: y [B, H, T, V], and memory, anchor and momentum after it."""
+    start = {}
+    if spec.retention.reads_start:
+        start = {n: weights[f"memory.{n}"] for n in spec.fast_shapes}
+    if not isinstance(spec.architecture, Matrix):
+        y, end = _two_layers(spec, start, state, given)
+    elif start:
+        y, end = _matrix_from(spec, start[WEIGHT], state, given)
     else:
-        y, end = linear_memory(
-            stretch.q, stretch.k, v, stretch.eta, **given, momentum=state.momentum.get(WEIGHT),
-            chunk=_chunk(spec), length=stretch.length,
-            objective="dot" if isinstance(spec.objective, Dot) else "l2",
-        )  # fmt: skip
-        memory = end.memory
-        if end.momentum is not None:
-            moved = {WEIGHT: end.momentum}
-        anchor = _anchor(
-            spec, state, end.anchor if start is None else end.anchor + start, stretch.length
-        )
-    if start is not None:
-        memory, y = memory + start, (y.to(start) + _read(start, stretch.q)).to(y.dtype)
-    after = replace(state, memory={WEIGHT: memory}, momentum=moved, anchor=anchor)
+        y, end = _matrix(spec, state.memory[WEIGHT], state, given)
+    anchor = end.anchor
+    if given.length is not None:  # rows without tokens cross no border
+        moved = (given.length > 0)[:, None, None, None]
+        anchor = {n: torch.where(moved, w, state.anchor[n]) for n, w in anchor.items()}
+    after = replace(state, memory=end.memory, anchor=anchor, momentum=end.momentum)
     return y.transpose(1, 2), after
 
 
-def _stretch(
-    spec: MemorySpec,
-    weights: Mapping[str, Tensor],
-    q: Tensor,
-    pairs: Mapping[str, Tensor],
-    gates: Mapping[str, Tensor],
-) -> Stretch:
-    """All of a stretch that begins with nothing before it; inputs head-major."""
-    x = _features(spec, weights, pairs["k"])
-    rule = {n: gates[n].transpose(1, 2) for n in ("log_alpha", "theta") if n in gates}
-    gamma = _gamma(
-        spec, gates, pad(pairs["gamma"], (spec.window.size - 1, 0)) if _paired(spec) else None, x
-    )
-    return Stretch(
-        q=_features(spec, weights, q),
-        k=x,
-        v=pairs["v"].transpose(1, 2),
-        eta=_eta(spec, gates, x),
-        gates=rule | ({} if gamma is None else {"gamma": gamma}),
-        past=None,
-        length=None,
-    )
+def _matrix(
+    spec: MemorySpec, memory: Tensor, state: MemoryState, given: Operands
+) -> tuple[Tensor, End]:
+    rows, options = (given.q, given.k, given.v, given.eta), _options(given)
+    if _exact(spec):
+        after = spec.timing.after_retention
+        y, memory = delta_rule(*rows, memory=memory, after_retention=after, **options)
+        return y, End({WEIGHT: memory}, {}, {})
+    momentum = state.momentum.get(WEIGHT)
+    options |= _anchored(spec, given)
+    y, end = linear_memory.linear_memory(*rows, memory=memory, momentum=momentum, **options)
+    anchor = {} if spec.online else {WEIGHT: end.anchor}
+    moved = {} if end.momentum is None else {WEIGHT: end.momentum}
+    return y, End({WEIGHT: end.memory}, anchor, moved)
 
 
-def _after(
-    spec: MemorySpec,
-    weights: Mapping[str, Tensor],
-    state: MemoryState,
-    grid: Grid,
-    first: int,
-) -> Stretch:
-    """The columns of a grid from `first` on, where every row stands on a chunk border."""
-    halo = spec.window.size - 1
-    pairs = {n: field[:, :, first:] for n, field in grid.pairs.items()}
-    dtype = grid.q.dtype
-    x = _features(spec, weights, pairs["k"]).to(dtype)
-    tokens, valid = x[:, halo:], grid.valid[:, None, first:]
-    gates = {n: gate[:, :, first:] for n, gate in grid.gates.items()}
-    eta = torch.where(valid, _eta(spec, gates, tokens).transpose(1, 2), 0.0).transpose(1, 2)
-    rule = {n: gates[n].transpose(1, 2) for n in ("log_alpha", "theta") if n in gates}
-    if "log_alpha" in rule:  # an empty column holds everything still
-        rule["log_alpha"] = torch.where(valid.transpose(1, 2), rule["log_alpha"], 0.0)
-    gamma = _gamma(spec, gates, pairs.get("gamma"), tokens)
-    return Stretch(
-        q=_features(spec, weights, grid.q[:, :, first:]),
-        k=x,
-        v=pairs["v"].transpose(1, 2).to(dtype),
-        eta=eta,
-        gates=rule | ({} if gamma is None else {"gamma": gamma}),
-        past=(state.position + first - grid.shift).clamp(0, halo),
-        length=None if grid.full else grid.valid[:, first:].sum(1),
-    )
+def _matrix_from(
+    spec: MemorySpec, start: Tensor, state: MemoryState, given: Operands
+) -> tuple[Tensor, End]:
+    """A matrix that decays to its start is, minus its start, one that decays to zero."""
+    if not isinstance(spec.objective, Dot):
+        v = given.v.to(start) - _read(start, given.k)
+        given = replace(given, v=v.to(given.v.dtype))
+    y, end = _matrix(spec, state.memory[WEIGHT] - start, state, given)
+    memory, anchor = ({n: w + start for n, w in group.items()} for group in end[:2])
+    return (y.to(start) + _read(start, given.q)).to(y.dtype), End(memory, anchor, end.momentum)
 
 
-def _eta(spec: MemorySpec, gates: Mapping[str, Tensor], x: Tensor) -> Tensor:
-    """The step of each token, [B, T, H]. x: its features [B, T, H, F]"""
-    energy = x.float().square().sum(-1)
-    return spec.optimizer.rate(
-        {n: g.transpose(1, 2) for n, g in gates.items() if n == "eta"}, energy
-    )
+def _two_layers(
+    spec: MemorySpec, start: Fast, state: MemoryState, given: Operands
+) -> tuple[Tensor, End]:
+    more = given.q.shape[-1] - spec.feature_dim
+    y, end = mlp_memory.mlp_memory(
+        given.q, given.k, given.v, given.eta,
+        memory=_weights(state.memory, more),
+        momentum=_weights(state.momentum, more) if state.momentum else None,
+        start=_weights(start, more) if start else None,
+        activation=spec.network.activation, skip=skips(spec), muon=_muon(spec),
+        **_anchored(spec, given), **_options(given),
+    )  # fmt: skip
+    return y, End(*(_by_name(weights, more) for weights in end))
 
 
-def _gamma(
-    spec: MemorySpec, gates: Mapping[str, Tensor], pairs: Tensor | None, like: Tensor
-) -> Tensor | None:
-    """gamma_{t,j} [B, T, H, c]; None for one pair of weight 1. pairs: gates of pairs [B, H, c-1 + T]"""
-    size = spec.window.size
-    if pairs is not None:
-        return pairs.unfold(-1, size, 1).flip(-1).transpose(1, 2)
-    if spec.window.gate == "offset":
-        return gates["gamma"].transpose(1, 2)
-    if size == 1:
+def _weights(fast: Fast, more: int) -> mlp_memory.Weights:
+    """As the op takes them; w0 and gate read features, and get as many columns more as these have."""
+    return mlp_memory.Weights(**{n: _wider(w, 0 if n == "w1" else more) for n, w in fast.items()})
+
+
+def _by_name(weights: mlp_memory.Weights | None, more: int) -> Fast:
+    """The inverse of `_weights`."""
+    given = {} if weights is None else weights._asdict()
+    return {n: _wider(w, 0 if n == "w1" else -more) for n, w in given.items() if w is not None}
+
+
+def _wider(x: Tensor, more: int) -> Tensor:
+    """With so many columns more, of zeros; fewer, where negative."""
+    return pad(x, (0, more)) if more else x
+
+
+def _muon(spec: MemorySpec) -> mlp_memory.Muon | None:
+    rule = spec.optimizer
+    if not isinstance(rule, Muon):
         return None
-    return torch.full((*like.shape[:3], size), 1.0 / size, device=like.device)
+    return mlp_memory.Muon(
+        period=spec.timing.period, steps=rule.steps, schedule=rule.schedule, eps=rule.eps
+    )
 
 
-def _features(spec: MemorySpec, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
-    """phi of [B, H, T, K] in fp32, rounded to the inputs' dtype, [B, T, H, F]"""
-    return spec.features(x.float(), weights).to(x.dtype).transpose(1, 2)
+def _options(given: Operands) -> dict[str, Any]:
+    """What every op is told."""
+    return given.gates | {"past": given.past, "cu_seqlens": given.cu_seqlens, "form": "fused"}
 
 
-def _anchor(
-    spec: MemorySpec, state: MemoryState, crossed: Tensor, length: Tensor | None
-) -> dict[str, Tensor]:
-    """The memory at the last border; rows without tokens keep theirs. Online rules have none."""
-    if spec.online:
-        return {}
-    if length is not None:
-        crossed = torch.where((length > 0)[:, None, None, None], crossed, state.anchor[WEIGHT])
-    return {WEIGHT: crossed}
+def _anchored(spec: MemorySpec, given: Operands) -> dict[str, Any]:
+    """What those with a chunk are told besides."""
+    return {"chunk": _chunk(spec), "length": given.length, "objective": spec.objective.kind}
 
 
-def _last_pairs(spec: MemorySpec, tokens: Tokens) -> dict[str, Tensor]:
+def _last_pairs(spec: MemorySpec, tokens: Tokens) -> Fast:
     """The last c - 1 pairs of a fresh stretch, [B, H, c-1, ...], zero where there are fewer."""
     halo, fields = spec.window.size - 1, tokens.pair_fields(spec.pair_gates)
     missing = max(0, halo - tokens.count)
@@ -262,10 +257,6 @@ def _read(start: Tensor, x: Tensor) -> Tensor:
 def _as(there: Tensor, x: Tensor) -> Tensor:
     """[N, n] beside x [N, H, n, ...]"""
     return there.reshape(there.shape[0], 1, -1, *[1] * (x.dim() - 3))
-
-
-def _paired(spec: MemorySpec) -> bool:
-    return spec.window.gate == "pair"
 
 
 def _exact(spec: MemorySpec) -> bool:

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from atlas_lm.memory import MemorySpec
+from atlas_lm.memory import MemorySpec, features
 from atlas_lm.memory.features import (
     Elementwise,
     Exponential,
@@ -15,11 +15,15 @@ from atlas_lm.memory.features import (
     Taylor,
     Unit,
 )
+from atlas_lm.ops import backend
+from atlas_lm.ops import poly_features as monomials
 from tests.builders import (
+    assert_all_close,
     assert_close,
     assert_finite,
     gradients,
     leaf,
+    leaves,
     seeded,
     wave,
 )
@@ -165,3 +169,78 @@ def test_sketch_tables_are_weights_that_are_saved_and_not_trained():
 @pytest.mark.parametrize("part", [Identity(), Unit(), Polynomial(), Taylor(), Elementwise()])
 def test_only_random_constants_are_frozen(part):
     assert part.frozen() == ()
+
+
+PARTS = [
+    Identity(),
+    Unit(),
+    Polynomial(),
+    Polynomial(degree=3),
+    Polynomial(project=3),
+    Polynomial(degree=4),  # beyond the kernels
+    Taylor(),
+    Taylor(project=3),
+    Elementwise(),
+    Sketch(sketch=8),
+    Exponential(unit=True),
+]
+
+
+def as_kernels_read_them(part, x, weights, width):
+    """Features by the kernels' door, or as they are defined, and every gradient."""
+    inputs = leaves({"x": x} | weights, part.frozen())
+    outer = {n: w for n, w in inputs.items() if n != "x"}
+    if width is None:
+        phi = part(inputs["x"].float(), outer).transpose(1, 2)
+    else:
+        phi = part.fused(inputs["x"], outer, width)
+        assert phi.dtype == x.dtype and bool((phi[..., part.width(4) :] == 0).all())
+    kept = phi[..., : part.width(4)].double()
+    learned = {n: w for n, w in inputs.items() if w.requires_grad}
+    return {"phi": kept} | gradients(wave(kept), learned)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("part", PARTS, ids=str)
+def test_what_kernels_read_is_the_map_rounded(part, dtype):
+    if not torch.cuda.is_available():
+        pytest.importorskip("triton", reason="the fused form is written in Triton")
+    weights = {f"features.{n}": w for n, w in part.init(HEADS, 4, seeded(0)).items()}
+    x, width = draw(2, HEADS, 5, 4).to(dtype), -(-part.width(4) // 8) * 8
+    got = as_kernels_read_them(part, x, weights, width)
+    wanted = as_kernels_read_them(part, x, weights, None)
+    assert_all_close(got, wanted, 1e-6 if dtype == torch.float32 else 2e-3)
+    assert part.fused(x, weights).shape == (2, 5, HEADS, part.width(4))
+    with pytest.raises(ValueError, match="does not hold"):
+        part.fused(x, weights, part.width(4) - 1)
+
+
+@pytest.mark.parametrize(
+    ("part", "form"),
+    [
+        (Taylor(), "fused"),
+        (Polynomial(), "fused"),
+        (Polynomial(project=3), "fused"),
+        (Polynomial(degree=4), "parallel"),
+    ],
+    ids=str,
+)
+def test_monomials_go_through_kernels_where_there_are_some(part, form, monkeypatch, caplog):
+    if not torch.cuda.is_available():
+        pytest.importorskip("triton", reason="the fused form is written in Triton")
+    seen = []
+
+    def look(*given, **words):
+        seen.append(words["form"])
+        return monomials.poly_features(*given, **words)
+
+    monkeypatch.setattr(features, "poly_features", look)
+    monkeypatch.setattr(backend, "SAID", set())
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    weights = part.init(HEADS, 4, seeded(0))
+    weights = {f"features.{n}": w.to(device) for n, w in weights.items()}
+    for _ in range(2):
+        part.fused(torch.ones(1, HEADS, 3, 4, device=device), weights)
+    assert seen == [form] * 2
+    said = ["poly_features runs its parallel form: degree is 4, kernels take 1 to 3"]
+    assert caplog.messages == ([] if form == "fused" else said)

@@ -6,6 +6,10 @@ import math
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
+
+from atlas_lm.ops.poly_features.reference import EPS
+from atlas_lm.ops.poly_features.tables import root
 
 
 def poly_width(size: int, degree: int) -> int:
@@ -13,17 +17,12 @@ def poly_width(size: int, degree: int) -> int:
     return math.comb(size + degree, degree)
 
 
-def poly_features(x: Tensor, amplitudes: Tensor, degree: int) -> Tensor:
-    """Features with phi(q) . phi(k) = sum_i c_i^2 (q . k)^i.
-
-    x: [..., K]   amplitudes: c [..., degree+1], broadcast against x's leading axes
-    returns [..., C(K + degree, degree)]
-
-    >>> q, k, c = torch.randn(3), torch.randn(3), torch.tensor([1.0, 0.5, 2.0])
-    >>> torch.allclose(poly_features(q, c, 2) @ poly_features(k, c, 2),
-    ...                1 + 0.25 * (q @ k) + 4 * (q @ k) ** 2, atol=1e-4)
-    True
-    """
+def poly_features_parallel(
+    x: Tensor, amplitudes: Tensor, degree: int, unit: bool = False
+) -> Tensor:
+    """What `poly_features` documents, on any device and dtype, with all derivatives."""
+    if unit:
+        x = normalize(x, dim=-1, eps=EPS)
     columns, degrees, roots = _table(x.shape[-1], degree, x.device, x.dtype)
     padded = torch.cat([torch.ones_like(x[..., :1]), x], dim=-1)
     phi = amplitudes[..., degrees] * roots
@@ -53,9 +52,6 @@ def _table_on(
 def _make_table(size: int, degree: int) -> tuple[Tensor, Tensor, Tensor]:
     chosen = list(itertools.combinations_with_replacement(range(size + 1), degree))
     degrees = [sum(index > 0 for index in monomial) for monomial in chosen]
-    roots = []
-    for monomial, total in zip(chosen, degrees, strict=True):
-        repeats = [monomial.count(index) for index in set(monomial) if index > 0]
-        roots.append(math.sqrt(math.factorial(total) / math.prod(map(math.factorial, repeats))))
+    roots = [root(tuple(index - 1 for index in monomial)) for monomial in chosen]
     columns = torch.tensor(chosen, dtype=torch.long).reshape(len(chosen), degree).T.contiguous()
     return columns, torch.tensor(degrees), torch.tensor(roots, dtype=torch.float64)
