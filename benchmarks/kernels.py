@@ -18,6 +18,8 @@ from benchmarks.kernel_bench import report
 from benchmarks.kernel_bench.cases import Case, Shape, pick, reshape
 from benchmarks.kernel_bench.checking import Verdict, check
 from benchmarks.kernel_bench.decode import DECODE
+from benchmarks.kernel_bench.deep import DEEP, PLAIN
+from benchmarks.kernel_bench.lact import LACT
 from benchmarks.kernel_bench.measuring import (
     Ceilings,
     Limits,
@@ -31,9 +33,20 @@ from benchmarks.kernel_bench.ours import COMPILED, OURS
 from benchmarks.kernel_bench.peers import PEERS
 from benchmarks.kernel_bench.plot import plot
 from benchmarks.kernel_bench.report import Figure
+from benchmarks.kernel_bench.titans import TITANS
 
 # in the order in which a budget should be spent: the base, ours, then the peers that take long to compile
-CASES: tuple[Case, ...] = (*PEERS[:2], *OURS, *DECODE, *PEERS[2:], *COMPILED)
+CASES: tuple[Case, ...] = (
+    *PEERS[:2],
+    *OURS,
+    *DEEP,
+    *DECODE,
+    *PEERS[2:],
+    TITANS,
+    *COMPILED,
+    *LACT,
+    *PLAIN,
+)
 RESULTS = Path(__file__).parent / "results"
 
 

@@ -96,11 +96,16 @@ def resources(case: Case) -> list[Resources]:
     return list(found.values())
 
 
-def narrowed(case: Case, features: int, values: int) -> Case:
+def narrowed(case: Case, features: int | None, values: int | None) -> Case:
     """Few tokens, on which compiled code does not depend, of so many features and values."""
     first = case.shapes[0]
     if isinstance(first, Tokens):
-        first = replace(first, tokens=min(first.tokens, 128), features=features, values=values)
+        first = replace(
+            first,
+            tokens=min(first.tokens, 128),
+            features=features or first.features,
+            values=values or first.values,
+        )
     return replace(case, shapes=(first,))
 
 
@@ -110,8 +115,8 @@ def main(words: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("cases", nargs="+", help="rows or groups of benchmarks.kernels")
     parser.add_argument("--tile", nargs=2, action="append", default=[], metavar=("KEY", "TILE"))
-    parser.add_argument("--features", type=int, default=128)
-    parser.add_argument("--values", type=int, default=128)
+    parser.add_argument("--features", type=int, help="else those of the row")
+    parser.add_argument("--values", type=int)
     options = parser.parse_args(words)
     if interpreted():
         raise SystemExit(

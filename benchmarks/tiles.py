@@ -3,9 +3,10 @@
 python -m benchmarks.tiles "linear_memory momentum" "walk_forward_kernel momentum" 64,8,2,128 32,4,2
 
 A tile is block,warps,stages[,registers], as in `atlas_lm/ops/tiles.py`, or for kernels of the delta rule
-features,values,warps[,stages], as in `atlas_lm/ops/delta_rule/tiles.py`. Every variant is checked as in
-`benchmarks.kernels`, each in a process of its own: a wrongly compiled kernel may take its process down, and
-compiling goes on side by side. Those that pass are timed one after the other.
+features,values,warps[,stages], as in `atlas_lm/ops/delta_rule/tiles.py`; of `mlp_memory`, whose keys are
+written mlp_memory:KERNEL, hidden,features,warps[,stages], as in `atlas_lm/ops/mlp_memory/fused.py`. Every
+variant is checked as in `benchmarks.kernels`, each in a process of its own: a wrongly compiled kernel may
+take its process down, and compiling goes on side by side. Those that pass are timed one after the other.
 """
 
 import argparse
@@ -15,12 +16,13 @@ from dataclasses import replace
 
 import torch
 
-from benchmarks.kernel_bench.cases import Case, Tokens, pick
+from benchmarks.kernel_bench.cases import Case, Tokens, pick, reshape
 from benchmarks.kernel_bench.checking import check
 from benchmarks.kernel_bench.measuring import by_kernel
 from benchmarks.kernels import CASES, pair
 
 HALF = 2  # bytes of the numbers that benchmarks run on
+DEEP = "mlp_memory:"  # before the names of its kernels
 
 
 def set_tile(key: str, tile: str) -> None:
@@ -31,6 +33,9 @@ def set_tile(key: str, tile: str) -> None:
     from atlas_lm.ops.tiles import Tile
 
     numbers = list(map(int, tile.split(",")))
+    if key.startswith(DEEP):
+        set_block(key.removeprefix(DEEP), numbers)
+        return
     for table in (walk.TILES, linear.TILES):
         if key in table:
             table[key] = Tile(*numbers)
@@ -43,7 +48,21 @@ def set_tile(key: str, tile: str) -> None:
     raise ValueError(f"the tile is for {key!r}, wanted one of: {known}")
 
 
-def verdict(name: str, features: int, key: str, tile: str) -> str:
+def set_block(key: str, numbers: list[int]) -> None:
+    """The same for kernels of `mlp_memory`, some of which have the names of others."""
+    from atlas_lm.ops.mlp_memory.fused import BLOCKS, Block
+
+    if key not in BLOCKS:
+        known = ", ".join(DEEP + name for name in BLOCKS)
+        raise ValueError(f"the tile is for {DEEP + key!r}, wanted one of: {known}")
+    BLOCKS[key] = Block(*numbers)
+
+
+def kernel_of(key: str) -> str:
+    return key.removeprefix(DEEP).split()[0]
+
+
+def verdict(name: str, features: int | None, key: str, tile: str) -> str:
     """What the check says of a tile, in a process of its own."""
     set_tile(key, tile)
     case = wanted(name, features, None)
@@ -52,16 +71,16 @@ def verdict(name: str, features: int, key: str, tile: str) -> str:
     return "" if found.passed else str(found)
 
 
-def wanted(name: str, features: int, shape: str | None) -> Case:
-    """The case with so many features and values, at its own shapes or at one."""
+def wanted(name: str, features: int | None, shape: str | None) -> Case:
+    """The case, with so many features and values if a number is given, at its own shapes or at one."""
     [case] = pick(CASES, [name])
-    sizes = dict(features=features, values=features)
-    shapes = case.shapes if shape is None else (Tokens(*pair(shape)),)
+    case = reshape(case, None if shape is None else [pair(shape)])
+    sizes = {} if features is None else dict(features=features, values=features)
     assert isinstance(case.small, Tokens)
     return replace(
         case,
         small=replace(case.small, **sizes),
-        shapes=tuple(replace(s, **sizes) for s in shapes if isinstance(s, Tokens)),
+        shapes=tuple(replace(s, **sizes) for s in case.shapes if isinstance(s, Tokens)),
     )
 
 
@@ -92,7 +111,7 @@ def main() -> None:
     parser.add_argument("key", help="an entry of the table of tiles")
     parser.add_argument("tiles", nargs="+", help="block,warps,stages[,registers], or as above")
     parser.add_argument("--shape", default="16x4096")
-    parser.add_argument("--features", type=int, default=128, help="and values")
+    parser.add_argument("--features", type=int, help="and values; else those of the row")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("tiles are tried on a CUDA GPU, and there is none here")
@@ -110,7 +129,7 @@ def main() -> None:
             print(f"{tile:>16}  refused: {wrong[tile]}", flush=True)
             continue
         set_tile(options.key, tile)
-        print(f"{tile:>16}  {time_of(case, options.key.split()[0]):.3f} ms", flush=True)
+        print(f"{tile:>16}  {time_of(case, kernel_of(options.key)):.3f} ms", flush=True)
 
 
 if __name__ == "__main__":

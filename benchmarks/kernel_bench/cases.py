@@ -28,6 +28,7 @@ class Tokens:
     features: int = 128  # F
     values: int = 128  # V
     states: bool = False
+    hidden: int = 256  # D, of memories with two layers
 
     unit, scale = "Mtok/s", 1e6
 

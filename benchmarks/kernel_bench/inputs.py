@@ -67,6 +67,48 @@ def delta_inputs(shape: Tokens, device: torch.device, *, window: int) -> Tensors
     return learned(**made)
 
 
+def mlp_inputs(
+    shape: Tokens,
+    device: torch.device,
+    *,
+    window: int = 1,
+    momentum: bool = False,
+    gated: bool = False,
+    start: bool = False,
+    period: int = 0,
+) -> Tensors:
+    """For `mlp_memory`, weights as memory.w0 and so on; steps and weights as new models have them.
+
+    period: of Muon, 0 for none
+    """
+    draw, rows = Draw(device), (shape.batch, shape.tokens, shape.heads)
+    moving = momentum or period > 0
+    step = period / 640 if period else 1 / 640 if momentum else 1 / 64
+    made = pairs(draw, shape)
+    made |= dict(eta=step * draw.gate(*rows), log_alpha=draw.log_alpha(*rows))
+    if moving:
+        made["theta"] = draw.gate(*rows, shift=2.2)
+    if window > 1:
+        made["gamma"] = draw.gate(*rows, window) / window
+    made |= two_layers(draw, "memory", (shape.batch, shape.heads), shape, gated)
+    if shape.states and moving:
+        pushed = two_layers(draw, "momentum", (shape.batch, shape.heads), shape, gated)
+        made |= {name: 0.1 * w for name, w in pushed.items()}
+    if start:
+        made |= two_layers(draw, "start", (shape.heads,), shape, gated)
+    return learned(**made)
+
+
+def two_layers(draw: Draw, name: str, rows: tuple[int, ...], shape: Tokens, gated: bool) -> Tensors:
+    """Weights in fp32; hidden units of a unit key have about unit length together."""
+    f, d, v = shape.features, shape.hidden, shape.values
+    first = (4 / d) ** 0.25 if gated else 2 / d**0.5
+    made = {"w0": first * draw.normal(*rows, d, f), "w1": draw.normal(*rows, v, d) / d**0.5}
+    if gated:
+        made["gate"] = first * draw.normal(*rows, d, f)
+    return {f"{name}.{n}": w for n, w in made.items()}
+
+
 def matrix_inputs(shape: Matrices, device: torch.device, *, dtype: torch.dtype) -> Tensors:
     draw = Draw(device)
     return learned(matrix=draw.normal(shape.number, shape.rows, shape.columns).to(dtype))

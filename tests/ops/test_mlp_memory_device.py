@@ -31,7 +31,15 @@ def device_grid():
 
 
 LARGE = Case(
-    tokens=400, chunk=64, window=16, momentum=True, start=True, features=64, hidden=256, values=64, heads=2
+    tokens=400,
+    chunk=64,
+    window=16,
+    momentum=True,
+    start=True,
+    features=64,
+    hidden=256,
+    values=64,
+    heads=2,
 )
 DEVICE_CASES = [
     *device_grid(),

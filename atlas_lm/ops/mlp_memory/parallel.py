@@ -50,11 +50,15 @@ def mlp_memory_parallel(problem: Problem) -> tuple[Tensor, MLPState]:
         if p.muon is None:
             y, after = _chunk(p, state, *given, at)
         else:
-            y, after = _jumps(p, p.muon, state, *given, at, {n: g[here] for n, g in gates.items()}, valid[here])
+            y, after = _jumps(
+                p, p.muon, state, *given, at, {n: g[here] for n, g in gates.items()}, valid[here]
+            )
         rows = active[:, None, None, None]
         state = MLPState(
             *(
-                None if old is None else new.map(lambda a, b, rows=rows: torch.where(rows, a, b), old)
+                None
+                if old is None
+                else new.map(lambda a, b, rows=rows: torch.where(rows, a, b), old)
                 for new, old in zip(after, state, strict=True)
             )
         )  # type: ignore[arg-type]
@@ -181,7 +185,10 @@ def _derivative(activation: str, a: Tensor) -> Tensor:
     if activation == "silu":
         s = torch.sigmoid(a)
         return s * (1 + a * (1 - s))
-    return 0.5 * (1 + torch.erf(a * 0.5**0.5)) + a * torch.exp(-0.5 * a.square()) / (2 * torch.pi) ** 0.5
+    return (
+        0.5 * (1 + torch.erf(a * 0.5**0.5))
+        + a * torch.exp(-0.5 * a.square()) / (2 * torch.pi) ** 0.5
+    )
 
 
 def _outer(slopes: Pairs, weight: Tensor, like: Weights) -> Weights:

@@ -1,8 +1,10 @@
-"""What the kernels of a two-layer memory share: where tiles lie, the activation, the slopes of a chunk's pairs.
+"""What the kernels of a two-layer memory share: where tiles lie, the activation, products of tiles.
 
-The pairs of a chunk stand in one tile of N rows, a power of two: its own in the last CHUNK rows, those before
-it that its windows still hold above. Tensors by chunk, [NC, H, PAIRS, ...], leave out the first N - PAIRS rows.
-Weights are [D, F] (w0, gate) and [V, D] (w1); D, the hidden units, is cut into blocks of BD, F into blocks of BF.
+Hidden units are the rows of every tile and tokens or pairs its columns, so that the memory is the left side of
+products. Weights come as tuples, [D, F] of the first layer, [D, V] of the last one, transposed, and [D, F] of the
+gate if there is one; a program holds BD rows of each as a tuple of blocks of columns.
+The pairs of a chunk are a tuple of tiles: its own pairs, then those before it that its windows still hold, its
+edge, if there are any. Tensors by chunk, [NC, H, rows, PAIRS], have the edge in front.
 """
 
 import triton
@@ -10,115 +12,349 @@ import triton.language as tl
 
 
 @triton.jit
+def quick_exp2(x):
+    """2^x in one instruction, off by 2^-22"""
+    return tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, True, 1)
+
+
+@triton.jit
+def quick_inverse(x):
+    """1 / x in one instruction, off by 2^-23"""
+    return tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, True, 1)
+
+
+@triton.jit
 def activation(a, KIND: tl.constexpr, FAST: tl.constexpr):
-    """s(a), s'(a), s''(a)"""
+    """s(a), s'(a), s''(a). FAST: for results that are rounded to halves, and compiled"""
     if KIND == "gelu":
-        bell = tl.exp(-0.5 * a * a)
+        square = a * a
         if FAST:
             # 1 - erf by Abramowitz and Stegun 7.1.26, off by 1.5e-7: its exponential is the bell's
-            t = 1.0 / (1.0 + 0.23164190 * tl.abs(a))
+            bell = quick_exp2(square * -0.7213475204444817)
+            t = quick_inverse(1.0 + 0.23164190 * tl.abs(a))
             tail = (0.5 * 1.061405429 * t - 0.5 * 1.453152027) * t + 0.5 * 1.421413741
             tail = ((tail * t - 0.5 * 0.284496736) * t + 0.5 * 0.254829592) * t * bell
             below = tl.where(a > 0, 1.0 - tail, tail)
         else:
+            bell = tl.exp(-0.5 * square)
             below = 0.5 * (1.0 + tl.erf(a * 0.7071067811865476))
         density = bell * 0.3989422804014327
-        return a * below, below + a * density, density * (2.0 - a * a)
+        return a * below, below + a * density, density * (2.0 - square)
     else:
-        s = tl.sigmoid(a)
+        if FAST:
+            s = quick_inverse(1.0 + quick_exp2(a * -1.4426950408889634))
+        else:
+            s = tl.sigmoid(a)
         slope = s * (1.0 - s)
         return a * s, s + a * slope, slope * (2.0 + a * (1.0 - 2.0 * s))
 
 
-@triton.jit
-def weight_tile(base, row, column, ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    """Of a weight [ROWS, WIDTH]; zero outside."""
-    mask = (row < ROWS)[:, None] & (column < WIDTH)[None, :]
-    return tl.load(base + row[:, None] * WIDTH + column[None, :], mask=mask, other=0.0)
+@triton.constexpr_function
+def size_of(f, width, block):
+    """Columns of block f of so many: the last one is as wide as it must be, a power of two."""
+    rest = width - f * block
+    return block if rest >= block else max(16, 1 << (rest - 1).bit_length())
 
 
 @triton.jit
-def store_weight(base, value, row, column, ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    mask = (row < ROWS)[:, None] & (column < WIDTH)[None, :]
-    tl.store(
-        base + row[:, None] * WIDTH + column[None, :], value.to(base.dtype.element_ty), mask=mask
-    )
+def blocks_of(weight, d, D: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """Rows d of a weight [D, WIDTH] as blocks of columns; zero outside."""
+    blocks = ()
+    for f in tl.static_range((WIDTH + BLOCK - 1) // BLOCK):
+        column = f * BLOCK + tl.arange(0, size_of(f, WIDTH, BLOCK))
+        mask = (d < D)[:, None] & (column < WIDTH)[None, :]
+        at = weight + d[:, None] * WIDTH + column[None, :]
+        blocks = blocks + (tl.load(at, mask=mask, other=0.0),)
+    return blocks
 
 
 @triton.jit
-def chunk_tile(base, place, r, column, PAIRS: tl.constexpr, WIDTH: tl.constexpr):
-    """Rows of a tensor by chunk, [NC, H, PAIRS, WIDTH], as the tile of pairs has them. place: chunk * H + h"""
-    row = r - (r.shape[0] - PAIRS)
-    mask = (row >= 0)[:, None] & (column < WIDTH)[None, :]
-    here = base + place * (PAIRS * WIDTH)
-    return tl.load(here + row[:, None] * WIDTH + column[None, :], mask=mask, other=0.0)
-
-
-@triton.jit
-def store_chunk(base, value, place, r, column, PAIRS: tl.constexpr, WIDTH: tl.constexpr):
-    row = r - (r.shape[0] - PAIRS)
-    mask = (row >= 0)[:, None] & (column < WIDTH)[None, :]
-    here = base + place * (PAIRS * WIDTH)
-    tl.store(here + row[:, None] * WIDTH + column[None, :], value.to(base.dtype.element_ty), mask=mask)
-
-
-@triton.jit
-def chunk_row(base, place, r, PAIRS: tl.constexpr):
-    """One number per pair, of a tensor [places, PAIRS]."""
-    row = r - (r.shape[0] - PAIRS)
-    return tl.load(base + place * PAIRS + row, mask=row >= 0, other=0.0)
-
-
-@triton.jit
-def pair_rows(
-    base, first, t0, bound, end, h, column,
-    N: tl.constexpr, CHUNK: tl.constexpr, H: tl.constexpr, WIDTH: tl.constexpr,
+def weight_tiles(
+    weights, place, d,
+    D: tl.constexpr, F: tl.constexpr, V: tl.constexpr, BF: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
-    """The pairs of the chunk that begins at t0, [N, columns] of a flat tensor; zero before `bound` and from `end` on."""
-    r = tl.arange(0, N)
-    pair = t0 + CHUNK - N + r
-    mask = ((pair >= bound) & (pair < end))[:, None] & (column < WIDTH)[None, :]
-    here = base + ((first + t0 + CHUNK - N) * H + h) * WIDTH
-    return tl.load(here + r[:, None] * (H * WIDTH) + column[None, :], mask=mask, other=0.0)
+    """Rows d of all weights. place: which of those that stand one after the other"""
+    tiles = ()
+    for i in tl.static_range(len(weights)):
+        if i == 1:
+            tiles = tiles + (blocks_of(weights[i] + place * (D * V), d, D, V, BV),)
+        else:
+            tiles = tiles + (blocks_of(weights[i] + place * (D * F), d, D, F, BF),)
+    return tiles
 
 
 @triton.jit
-def hidden_units(
-    x, borders, first, t0, bound, end, h, place, d,
-    N: tl.constexpr, CHUNK: tl.constexpr, H: tl.constexpr, D: tl.constexpr, F: tl.constexpr,
-    BF: tl.constexpr, GATED: tl.constexpr, PRECISION: tl.constexpr,
+def store_blocks(weight, blocks, d, D: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    for f in tl.static_range(len(blocks)):
+        column = f * BLOCK + tl.arange(0, size_of(f, WIDTH, BLOCK))
+        mask = (d < D)[:, None] & (column < WIDTH)[None, :]
+        at = weight + d[:, None] * WIDTH + column[None, :]
+        tl.store(at, blocks[f].to(weight.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def store_weights(
+    weights, tiles, place, d,
+    D: tl.constexpr, F: tl.constexpr, V: tl.constexpr, BF: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
-    """Pre-activations of some hidden units at the memory before the chunk, and their gates, [N, len d]."""
-    a = tl.zeros([N, d.shape[0]], tl.float32)
-    g = a
-    for block in range((F + BF - 1) // BF):
-        f = block * BF + tl.arange(0, BF)
-        tile = pair_rows(x, first, t0, bound, end, h, f, N, CHUNK, H, F)
-        w = weight_tile(borders[0] + place * (D * F), d, f, D, F)
-        a += tl.dot(tile, tl.trans(w), input_precision=PRECISION)
-        if GATED:
-            w = weight_tile(borders[2] + place * (D * F), d, f, D, F)
-            g += tl.dot(tile, tl.trans(w), input_precision=PRECISION)
-    return a, g
+    for i in tl.static_range(len(weights)):
+        if i == 1:
+            store_blocks(weights[i] + place * (D * V), tiles[i], d, D, V, BV)
+        else:
+            store_blocks(weights[i] + place * (D * F), tiles[i], d, D, F, BF)
 
 
 @triton.jit
-def gathered(
-    part, mail, arrived, group, slot, k, SLICES: tl.constexpr, N: tl.constexpr, BV: tl.constexpr
+def rounded(tiles, dtype: tl.constexpr):
+    """All blocks of all weights in a dtype."""
+    found = ()
+    for i in tl.static_range(len(tiles)):
+        blocks = ()
+        for f in tl.static_range(len(tiles[i])):
+            blocks = blocks + (tiles[i][f].to(dtype),)
+        found = found + (blocks,)
+    return found
+
+
+@triton.jit
+def token_tile(base, first, there, h, row, H: tl.constexpr, WIDTH: tl.constexpr):
+    """Tokens from row `first` of a flat tensor [rows, H, WIDTH] on, as columns; zero where not there."""
+    mask = there[None, :] & (row < WIDTH)[:, None]
+    here = base + (first * H + h) * WIDTH
+    step = tl.arange(0, there.shape[0])[None, :] * (H * WIDTH)
+    return tl.load(here + step + row[:, None], mask=mask, other=0.0)
+
+
+@triton.jit
+def pair_tiles(
+    base, first, t0, bound, end, h, row,
+    CHUNK: tl.constexpr, BE: tl.constexpr, H: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """The pairs of the chunk that begins at t0; zero before `bound` and from `end` on."""
+    own = t0 + tl.arange(0, CHUNK)
+    tiles = (token_tile(base, first + t0, own < end, h, row, H, WIDTH),)
+    if BE > 0:
+        edge = t0 - BE + tl.arange(0, BE)
+        there = (edge >= bound) & (edge < end)
+        tiles = tiles + (token_tile(base, first + t0 - BE, there, h, row, H, WIDTH),)
+    return tiles
+
+
+@triton.jit
+def feature_tiles(
+    base, first, t0, bound, end, h, k,
+    CHUNK: tl.constexpr, BE: tl.constexpr, H: tl.constexpr, F: tl.constexpr, BF: tl.constexpr,
+):  # fmt: skip
+    """The same by blocks of features: (block)(tile)[size of the block, pairs]. k: round of a loop, see `fresh`"""
+    blocks = ()
+    for f in tl.static_range((F + BF - 1) // BF):
+        b = f * BF + fresh(tl.arange(0, size_of(f, F, BF)), k)
+        blocks = blocks + (pair_tiles(base, first, t0, bound, end, h, b, CHUNK, BE, H, F),)
+    return blocks
+
+
+@triton.jit
+def columns_of(i: tl.constexpr, CHUNK: tl.constexpr, EDGE: tl.constexpr, BE: tl.constexpr):
+    """Where the columns of tile i stand in rows of PAIRS, and which of them there are."""
+    if i == 0:
+        column = EDGE + tl.arange(0, CHUNK)
+    else:
+        column = EDGE - BE + tl.arange(0, BE)
+    return column, column >= 0
+
+
+@triton.jit
+def chunk_tiles(
+    base, row, ROWS: tl.constexpr, CHUNK: tl.constexpr, EDGE: tl.constexpr, BE: tl.constexpr
 ):
-    """The sum of `part` [N, BV] over the programs that share a head, in their order, the same in all.
+    """Rows of one chunk's [ROWS, PAIRS]."""
+    tiles = ()
+    for i in tl.static_range(1 + (EDGE > 0)):
+        column, there = columns_of(i, CHUNK, EDGE, BE)
+        at = base + row[:, None] * (CHUNK + EDGE) + column[None, :]
+        mask = (row < ROWS)[:, None] & there[None, :]
+        tiles = tiles + (tl.load(at, mask=mask, other=0.0),)
+    return tiles
 
-    mail: [groups, 2, SLICES, N, BV]; rounds k take turns with two boxes, so nobody writes where another still reads.
-    arrived: [groups], how often programs have posted."""
-    place = tl.arange(0, N)[:, None] * BV + tl.arange(0, BV)[None, :]
-    box = mail + (group * 2 + k % 2) * (SLICES * N * BV)
-    tl.store(box + slot * (N * BV) + place, part)
+
+@triton.jit
+def store_tile(
+    base, tile, row, i: tl.constexpr,
+    ROWS: tl.constexpr, CHUNK: tl.constexpr, EDGE: tl.constexpr, BE: tl.constexpr,
+):  # fmt: skip
+    """Tile i into rows of one chunk's [ROWS, PAIRS]."""
+    column, there = columns_of(i, CHUNK, EDGE, BE)
+    at = base + row[:, None] * (CHUNK + EDGE) + column[None, :]
+    mask = (row < ROWS)[:, None] & there[None, :]
+    tl.store(at, tile.to(base.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def vectors(base, CHUNK: tl.constexpr, EDGE: tl.constexpr, BE: tl.constexpr):
+    """A number per pair, of a row of PAIRS."""
+    found = ()
+    for i in tl.static_range(1 + (EDGE > 0)):
+        column, there = columns_of(i, CHUNK, EDGE, BE)
+        found = found + (tl.load(base + column, mask=there, other=0.0),)
+    return found
+
+
+@triton.jit
+def store_vector(
+    base, vector, i: tl.constexpr, CHUNK: tl.constexpr, EDGE: tl.constexpr, BE: tl.constexpr
+):
+    column, there = columns_of(i, CHUNK, EDGE, BE)
+    tl.store(base + column, vector, mask=there)
+
+
+@triton.jit
+def times(left, tiles, PRECISION: tl.constexpr):
+    """left @ tile of each tile."""
+    found = ()
+    for i in tl.static_range(len(tiles)):
+        found = found + (tl.dot(left, tiles[i], input_precision=PRECISION),)
+    return found
+
+
+@triton.jit
+def gained(totals, left, tiles, PRECISION: tl.constexpr):
+    """total + left @ tile of each"""
+    found = ()
+    for j in tl.static_range(len(tiles)):
+        found = found + (tl.dot(left, tiles[j], totals[j], input_precision=PRECISION),)
+    return found
+
+
+@triton.jit
+def layer(blocks, x, PRECISION: tl.constexpr):
+    """W X: of each tile of X, summed over blocks of features."""
+    found = ()
+    for i in tl.static_range(len(x[0])):
+        total = tl.dot(blocks[0], x[0][i], input_precision=PRECISION)
+        for f in tl.static_range(1, len(blocks)):
+            total = tl.dot(blocks[f], x[f][i], total, input_precision=PRECISION)
+        found = found + (total,)
+    return found
+
+
+@triton.jit
+def outer(lefts, rights, PRECISION: tl.constexpr):
+    """sum over tiles of left @ right^T, [rows of left, rows of right]"""
+    total = tl.dot(lefts[0], tl.trans(rights[0]), input_precision=PRECISION)
+    for i in tl.static_range(1, len(lefts)):
+        total = tl.dot(lefts[i], tl.trans(rights[i]), total, input_precision=PRECISION)
+    return total
+
+
+@triton.jit
+def weighted(tiles, weights, dtype: tl.constexpr):
+    """Each column times its weight, rounded."""
+    found = ()
+    for i in tl.static_range(len(tiles)):
+        found = found + ((tiles[i] * weights[i][None, :]).to(dtype),)
+    return found
+
+
+@triton.jit
+def at_pairs(
+    w,
+    x,
+    e,
+    ACTIVATION: tl.constexpr,
+    FAST: tl.constexpr,
+    PRECISION: tl.constexpr,
+    dtype: tl.constexpr,
+):
+    """Of the pairs, by tile: H, P, B, C, and with a gate also its P, s and s' U; rounded."""
+    units, back = layer(w[0], x, PRECISION), times(w[1][0], e, PRECISION)
+    gates = units
+    if len(w) > 2:
+        gates = layer(w[2], x, PRECISION)
+    hidden, slopes, bent, curved = (), (), (), ()
+    gated, opened, crossed = (), (), ()
+    for i in tl.static_range(len(units)):
+        s, bend, curve = activation(units[i], ACTIVATION, FAST)
+        if len(w) > 2:
+            cross = bend * back[i]
+            gated = gated + ((s * back[i]).to(dtype),)
+            opened, crossed = opened + (s.to(dtype),), crossed + (cross.to(dtype),)
+            s, bend, curve = s * gates[i], bend * gates[i], curve * gates[i]
+        hidden, bent = hidden + (s.to(dtype),), bent + (bend.to(dtype),)
+        slopes = slopes + ((bend * back[i]).to(dtype),)
+        curved = curved + ((curve * back[i]).to(dtype),)
+    return hidden, slopes, bent, curved, gated, opened, crossed
+
+
+@triton.jit
+def fresh(row, k):
+    """The same rows, not known to be those of the round before: addresses, found anew, wait in no registers."""
+    SIZE: tl.constexpr = row.shape[0]
+    return tl.max_contiguous(tl.multiple_of(row ^ (k >> 30), SIZE), SIZE)
+
+
+@triton.jit
+def turn_of(turn, SLICES: tl.constexpr):
+    """Slice and group of the next program: those of a group wait for each other, so it begins them side by side."""
+    mine = tl.program_id(0)
+    if SLICES > 1:
+        mine = tl.atomic_add(turn, 1)
+    return mine % SLICES, (mine // SLICES).to(tl.int64)
+
+
+@triton.jit
+def wait_for(counter, wanted):
+    """Until a counter has come so far. What was written before it was raised is seen after."""
+    seen = tl.inline_asm_elementwise(
+        "ld.acquire.gpu.global.b32 $0, [$1];", "=r,l", [counter], tl.int32, False, 1
+    )
+    while seen < wanted:
+        seen = tl.inline_asm_elementwise(
+            "ld.acquire.gpu.global.b32 $0, [$1];", "=r,l", [counter], tl.int32, False, 1
+        )
+    tl.debug_barrier()
+
+
+@triton.jit
+def post(
+    parts,
+    mail,
+    arrived,
+    group,
+    slot,
+    k,
+    c,
+    SLICES: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BE: tl.constexpr,
+):
+    """Hand tiles [rows c, pairs] to the programs that share a head.
+
+    mail: [groups, 2, SLICES, rows, CHUNK + BE]; rounds k take turns with two boxes, so nobody writes where another
+    still reads.   arrived: [groups], how often programs have posted"""
+    WIDTH: tl.constexpr = CHUNK + BE
+    ROWS: tl.constexpr = c.shape[0]
+    box = mail + ((group * 2 + k % 2) * SLICES + slot) * (ROWS * WIDTH)
+    for i in tl.static_range(len(parts)):
+        column = i * CHUNK + tl.arange(0, parts[i].shape[1])[None, :]
+        tl.store(box + c[:, None] * WIDTH + column, parts[i])
     tl.debug_barrier()
     tl.atomic_add(arrived + group, 1, sem="release")
-    while tl.atomic_add(arrived + group, 0, sem="acquire") < (k + 1) * SLICES:
-        pass
-    tl.debug_barrier()
-    total = tl.load(box + place, cache_modifier=".cg")
-    for other in range(1, SLICES):
-        total += tl.load(box + other * (N * BV) + place, cache_modifier=".cg")
-    return total
+
+
+@triton.jit
+def collect(
+    parts, mail, arrived, group, k, c, SLICES: tl.constexpr, CHUNK: tl.constexpr, BE: tl.constexpr
+):
+    """The sums of what all have posted, in the order of the slices, the same in all; `parts` gives the shapes"""
+    WIDTH: tl.constexpr = CHUNK + BE
+    ROWS: tl.constexpr = c.shape[0]
+    box = mail + (group * 2 + k % 2) * (SLICES * ROWS * WIDTH)
+    wait_for(arrived + group, (k + 1) * SLICES)
+    totals = ()
+    for i in tl.static_range(len(parts)):
+        at = box + c[:, None] * WIDTH + i * CHUNK + tl.arange(0, parts[i].shape[1])[None, :]
+        total = tl.load(at, cache_modifier=".cg")
+        for other in tl.static_range(1, SLICES):
+            total += tl.load(at + other * (ROWS * WIDTH), cache_modifier=".cg")
+        totals = totals + (total,)
+    return totals

@@ -23,7 +23,9 @@ def mlp_memory_reference(problem: Problem) -> tuple[Tensor, MLPState]:
             y = y.index_copy(0, place, torch.stack(reads))
         ends.append(end)
     memory, anchor, momentum = zip(*ends, strict=True)
-    return y, MLPState(_stack(memory), _stack(anchor), None if p.momentum is None else _stack(momentum))
+    return y, MLPState(
+        _stack(memory), _stack(anchor), None if p.momentum is None else _stack(momentum)
+    )
 
 
 def predict(p: Problem, memory: Weights, x: Tensor) -> Tensor:

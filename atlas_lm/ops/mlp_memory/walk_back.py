@@ -1,0 +1,300 @@
+"""The walk back over borders, from what is asked of the state after a chunk, dW and dS, and of its units (see
+`units_back`), with B = s'(A), C = s'' U:
+
+    dU += -B (w Y0 + u Y0s),    Y0 = dW0 X,  Y0s = dS0 X,     Z = dW1^T E,  Zs = dS1^T E
+    dE += W1 dU - dW1 (w H) - dS1 (u H)
+    dA += B (W1^T dE - w Z - u Zs) - C (w Y0 + u Y0s)
+    dW = keep dW + (dA X^T | dU E^T + H dE^T) + what reads ask,    dS = carry dS + push dW + what reads ask
+
+A gate G has tiles of its own: B = s' G, C = s'' G U, Yg = dWg X, and
+    dU += -s (w Yg),   dA += -s' U (w Yg),   dG += s (W1^T dE - w Z) - s' U (w Y0)
+A program holds rows of dW in registers and those of dS in memory; dE is the one sum over the slices of a head.
+"""
+
+import triton
+import triton.language as tl
+
+from atlas_lm.ops.mlp_memory.pieces import (
+    blocks_of,
+    chunk_tiles,
+    collect,
+    feature_tiles,
+    fresh,
+    gained,
+    layer,
+    outer,
+    post,
+    rounded,
+    store_blocks,
+    store_tile,
+    store_weights,
+    times,
+    turn_of,
+    vectors,
+    weight_tiles,
+    weighted,
+)
+
+
+@triton.jit
+def columns_weighed(tiles, weights):
+    """Each column times its weight, in fp32."""
+    found = ()
+    for i in tl.static_range(len(tiles)):
+        found = found + (tiles[i] * weights[i][None, :],)
+    return found
+
+
+@triton.jit
+def plus(tiles, others):
+    found = ()
+    for i in tl.static_range(len(tiles)):
+        found = found + (tiles[i] + others[i],)
+    return found
+
+
+@triton.jit
+def negative(tiles):
+    found = ()
+    for i in tl.static_range(len(tiles)):
+        found = found + (-tiles[i],)
+    return found
+
+
+@triton.jit
+def less(tiles, lefts, rights):
+    """tile - left * right of each"""
+    found = ()
+    for i in tl.static_range(len(tiles)):
+        found = found + (tiles[i] - lefts[i] * rights[i],)
+    return found
+
+
+@triton.jit
+def all_rounded(tiles, dtype: tl.constexpr):
+    found = ()
+    for i in tl.static_range(len(tiles)):
+        found = found + (tiles[i].to(dtype),)
+    return found
+
+
+@triton.jit
+def grown(blocks, left, rights, PRECISION: tl.constexpr):
+    """block + left right^T for each block of columns; rights: (block)(tile)"""
+    found = ()
+    for f in tl.static_range(len(blocks)):
+        found = found + (blocks[f] + outer(left, rights[f], PRECISION),)
+    return found
+
+
+@triton.jit
+def met(tiles, others, BD: tl.constexpr):
+    """Sums of products along the rows of all weights, [BD]"""
+    total = tl.zeros([BD], tl.float32)
+    for i in tl.static_range(len(tiles)):
+        for f in tl.static_range(len(tiles[i])):
+            total += tl.sum(tiles[i][f].to(tl.float32) * others[i][f], axis=1)
+    return total
+
+
+@triton.jit
+def pull(
+    dstart, dnow, start, w, keep, place, h, d,
+    D: tl.constexpr, F: tl.constexpr, V: tl.constexpr, BF: tl.constexpr, BV: tl.constexpr,
+):  # fmt: skip
+    """Adds what is asked of the start to dstart; the memory minus its start."""
+    asked, beyond = (), ()
+    before = weight_tiles(dstart, place, d, D, F, V, BF, BV)
+    still = weight_tiles(start, h, d, D, F, V, BF, BV)
+    for i in tl.static_range(len(dnow)):
+        blocks, rest = (), ()
+        for f in tl.static_range(len(dnow[i])):
+            blocks = blocks + (before[i][f] + (1.0 - keep) * dnow[i][f],)
+            rest = rest + (w[i][f].to(tl.float32) - still[i][f],)
+        asked, beyond = asked + (blocks,), beyond + (rest,)
+    store_weights(dstart, asked, place, d, D, F, V, BF, BV)
+    return beyond
+
+
+@triton.jit
+def push_back_one(
+    weight,
+    asked,
+    dblocks,
+    push,
+    carry,
+    d,
+    D: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """dS = carry dS + push dW + what reads ask, of one weight, where it lies"""
+    before, reads = blocks_of(weight, d, D, WIDTH, BLOCK), blocks_of(asked, d, D, WIDTH, BLOCK)
+    after = ()
+    for f in tl.static_range(len(before)):
+        after = after + (carry * before[f] + push * dblocks[f] + reads[f],)
+    tl.debug_barrier()  # all have read what is written over
+    store_blocks(weight, after, d, D, WIDTH, BLOCK)
+
+
+@triton.jit
+def push_back(
+    dmomentum, dnow, asked, push, carry, place, group, d,
+    D: tl.constexpr, F: tl.constexpr, V: tl.constexpr, BF: tl.constexpr, BV: tl.constexpr,
+):  # fmt: skip
+    """The same of all weights"""
+    for i in tl.static_range(len(dnow)):
+        if i == 1:
+            here, there = dmomentum[i] + group * (D * V), asked[i] + place * (D * V)
+            push_back_one(here, there, dnow[i], push, carry, d, D, V, BV)
+        else:
+            here, there = dmomentum[i] + group * (D * F), asked[i] + place * (D * F)
+            push_back_one(here, there, dnow[i], push, carry, d, D, F, BF)
+
+
+@triton.jit
+def kept_and_asked(
+    dnow, asked, keep, place, d,
+    D: tl.constexpr, F: tl.constexpr, V: tl.constexpr, BF: tl.constexpr, BV: tl.constexpr,
+):  # fmt: skip
+    """keep dW + what reads ask"""
+    reads, found = weight_tiles(asked, place, d, D, F, V, BF, BV), ()
+    for i in tl.static_range(len(dnow)):
+        blocks = ()
+        for f in tl.static_range(len(dnow[i])):
+            blocks = blocks + (keep * dnow[i][f] + reads[i][f],)
+        found = found + (blocks,)
+    return found
+
+
+@triton.jit
+def walk_backward_kernel(
+    x, mix, keep, push, tail_mix, tail_keep,
+    dmemory, dmomentum, start, dstart, borders, momentum_borders, dborders, dmomentum_borders, danchor,
+    errors, derrors, units, dvalues, dscalars,
+    mail, arrived, turn, pair_start, first_chunk, length, past,
+    H: tl.constexpr, F: tl.constexpr, D: tl.constexpr, V: tl.constexpr,
+    BF: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr,
+    CHUNK: tl.constexpr, EDGE: tl.constexpr, BE: tl.constexpr, WINDOW: tl.constexpr,
+    FEEDBACK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """dmemory, dmomentum: asked of the state after the last chunk, and left as what is asked of that before the first
+    dstart: zero, fp32 [N, H, ...], filled   dborders, dmomentum_borders: asked by the reads of each chunk, and left
+    as what is asked of the state after it   units: dU, dA (and dG) are left as they are after the walk
+    filled: dvalues [NC, H, V, PAIRS], gradient of E; dscalars [NC, H, 3, D], of the last keep, last push and carry:
+    parts, to be summed"""
+    SLICES: tl.constexpr = (D + BD - 1) // BD
+    PAIRS: tl.constexpr = CHUNK + EDGE
+    slot, group = turn_of(turn, SLICES)
+    h, n = group % H, group // H
+    first, end, oldest = tl.load(pair_start + n), tl.load(length + n), -tl.load(past + n)
+    begin = tl.load(first_chunk + n).to(tl.int64)
+    count = (end + CHUNK - 1) // CHUNK
+    rows, columns = slot * BD + tl.arange(0, BD), tl.arange(0, BV)
+    dtype: tl.constexpr = x.dtype.element_ty
+    dnow = weight_tiles(dmemory, group, rows, D, F, V, BF, BV)
+    for k in range(count):
+        d, c = fresh(rows, k), fresh(columns, k)
+        place, t0 = (begin + count - 1 - k) * H + h, (count - 1 - k) * CHUNK
+        at_units = place * (D * PAIRS)
+        xs = feature_tiles(
+            x, first, t0, tl.maximum(oldest, t0 - (WINDOW - 1)), end, h, k, CHUNK, BE, H, F, BF
+        )
+        error = chunk_tiles(errors + place * (V * PAIRS), c, V, CHUNK, EDGE, BE)
+        hidden = chunk_tiles(units[0] + at_units, d, D, CHUNK, EDGE, BE)
+        bent = chunk_tiles(units[2] + at_units, d, D, CHUNK, EDGE, BE)
+        w = vectors(mix + (place * CHUNK + CHUNK - 1) * PAIRS, CHUNK, EDGE, BE)
+        kept, pushing, carry = tl.load(keep + place * CHUNK + CHUNK - 1), 0.0, 0.0
+        u = w
+        if len(dmomentum) > 0:
+            u = vectors(tail_mix + place * PAIRS, CHUNK, EDGE, BE)
+            pushing, carry = tl.load(push + place * CHUNK + CHUNK - 1), tl.load(tail_keep + place)
+
+        # what the state after the chunk asks of its slopes
+        dnarrow = rounded(dnow, dtype)
+        way0 = columns_weighed(layer(dnarrow[0], xs, PRECISION), w)
+        way1 = columns_weighed(times(dnarrow[1][0], error, PRECISION), w)
+        dmoved = ()
+        if len(dmomentum) > 0:
+            dmoved = rounded(weight_tiles(dmomentum, group, d, D, F, V, BF, BV), dtype)
+            way0 = plus(way0, columns_weighed(layer(dmoved[0], xs, PRECISION), u))
+            way1 = plus(way1, columns_weighed(times(dmoved[1][0], error, PRECISION), u))
+        curved = chunk_tiles(units[3] + at_units, d, D, CHUNK, EDGE, BE)
+        da = less(chunk_tiles(units[5] + at_units, d, D, CHUNK, EDGE, BE), curved, way0)
+        da = less(da, bent, way1)
+        dgates = ()
+        dback = less(chunk_tiles(units[4] + at_units, d, D, CHUNK, EDGE, BE), bent, way0)
+        if len(dnow) > 2:
+            wayg = columns_weighed(layer(dnarrow[2], xs, PRECISION), w)
+            if len(dmomentum) > 0:
+                wayg = plus(wayg, columns_weighed(layer(dmoved[2], xs, PRECISION), u))
+            opened = chunk_tiles(units[7] + at_units, d, D, CHUNK, EDGE, BE)
+            dback = less(dback, opened, wayg)
+            crossed = chunk_tiles(units[8] + at_units, d, D, CHUNK, EDGE, BE)
+            da = less(da, crossed, wayg)
+            dgates = less(chunk_tiles(units[9] + at_units, d, D, CHUNK, EDGE, BE), crossed, way0)
+            dgates = less(dgates, opened, way1)
+        dback = all_rounded(dback, dtype)
+        (last,) = blocks_of(borders[1] + place * (D * V), d, D, V, BV)
+        part = times(tl.trans(last), dback, PRECISION)
+        part = gained(
+            part, tl.trans(dnarrow[1][0]), weighted(hidden, negative(w), dtype), PRECISION
+        )
+        if len(dmomentum) > 0:
+            part = gained(
+                part, tl.trans(dmoved[1][0]), weighted(hidden, negative(u), dtype), PRECISION
+            )
+        if SLICES > 1:
+            post(part, mail, arrived, group, slot, k, c, SLICES, CHUNK, BE)
+
+        # while the others' parts of dE are on their way: all that does not wait for it
+        narrow = weight_tiles(borders, place, d, D, F, V, BF, BV)
+        beyond = narrow
+        if len(dstart) > 0:
+            beyond = pull(dstart, dnow, start, narrow, kept, group, h, d, D, F, V, BF, BV)
+        scalars = dscalars + place * (3 * D) + d
+        tl.store(scalars, met(beyond, dnow, BD), mask=d < D)
+        if len(dmomentum) > 0:
+            moved = weight_tiles(momentum_borders, place, d, D, F, V, BF, BV)
+            dmoving = weight_tiles(dmomentum, group, d, D, F, V, BF, BV)
+            tl.store(scalars + D, met(moved, dnow, BD), mask=d < D)
+            tl.store(scalars + 2 * D, met(moved, dmoving, BD), mask=d < D)
+            push_back(
+                dmomentum, dnow, dmomentum_borders, pushing, carry, place, group, d, D, F, V, BF, BV
+            )
+        dnow = kept_and_asked(dnow, dborders, kept, place, d, D, F, V, BF, BV)
+        tl.debug_barrier()  # all have read what is written over now, and see what was written to dS
+        store_weights(dborders, dnarrow, place, d, D, F, V, BF, BV)
+        store_weights(dmomentum_borders, dmoved, place, d, D, F, V, BF, BV)
+        last_layer = grown(dnow[1], dback, (error,), PRECISION)
+
+        if SLICES > 1:
+            part = collect(part, mail, arrived, group, k, c, SLICES, CHUNK, BE)
+        derror = plus(part, chunk_tiles(derrors + place * (V * PAIRS), c, V, CHUNK, EDGE, BE))
+        derror = all_rounded(derror, dtype)
+        for i in tl.static_range(len(derror)):
+            if slot == 0:
+                store_tile(dvalues + place * (V * PAIRS), derror[i], c, i, V, CHUNK, EDGE, BE)
+        if FEEDBACK:
+            back = times(last, derror, PRECISION)
+            added, opening = (), ()
+            for i in tl.static_range(len(da)):
+                added = added + (da[i] + bent[i] * back[i],)
+                if len(dnow) > 2:
+                    opening = opening + (dgates[i] + opened[i] * back[i],)
+            da, dgates = added, opening
+            last_layer = grown(last_layer, hidden, (derror,), PRECISION)
+        da = all_rounded(da, dtype)
+        after = (grown(dnow[0], da, xs, PRECISION), last_layer)
+        if len(dnow) > 2:
+            dgates = all_rounded(dgates, dtype)
+            after = after + (grown(dnow[2], dgates, xs, PRECISION),)
+        dnow = after
+        for i in tl.static_range(len(da)):
+            store_tile(units[5] + at_units, da[i], d, i, D, CHUNK, EDGE, BE)
+            if len(dnow) > 2:
+                store_tile(units[9] + at_units, dgates[i], d, i, D, CHUNK, EDGE, BE)
+        if len(danchor) > 0:
+            last_rows = tl.where(k == 0, d, D)  # none but at the last border
+            dnow = kept_and_asked(dnow, danchor, 1.0, group, last_rows, D, F, V, BF, BV)
+    store_weights(dmemory, dnow, group, rows, D, F, V, BF, BV)
