@@ -4,7 +4,7 @@ python -m benchmarks.tiles "linear_memory momentum" "walk_forward_kernel momentu
 
 A tile is block,warps,stages[,registers], as in `atlas_lm/ops/tiles.py`, or for kernels of the delta rule
 features,values,warps[,stages], as in `atlas_lm/ops/delta_rule/tiles.py`; of `mlp_memory`, whose keys are
-written mlp_memory:KERNEL, hidden,features,warps[,stages], as in `atlas_lm/ops/mlp_memory/fused.py`. Every
+written mlp_memory:KERNEL, hidden,features,warps[,stages], as in `atlas_lm/ops/mlp_memory/launch.py`. Every
 variant is checked as in `benchmarks.kernels`, each in a process of its own: a wrongly compiled kernel may
 take its process down, and compiling goes on side by side. Those that pass are timed one after the other.
 """
@@ -50,7 +50,7 @@ def set_tile(key: str, tile: str) -> None:
 
 def set_block(key: str, numbers: list[int]) -> None:
     """The same for kernels of `mlp_memory`, some of which have the names of others."""
-    from atlas_lm.ops.mlp_memory.fused import BLOCKS, Block
+    from atlas_lm.ops.mlp_memory.launch import BLOCKS, Block
 
     if key not in BLOCKS:
         known = ", ".join(DEEP + name for name in BLOCKS)

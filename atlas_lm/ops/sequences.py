@@ -23,6 +23,7 @@ class Sequences:
     first_chunk: Tensor  # [N+1] int32
     last_chunk: Tensor  # [N] int32, the last that holds tokens; before the first chunk: none does
     sequence: Tensor  # [NC] int32, the sequence of each chunk
+    counts: tuple[int, ...]  # chunks of each
     chunk: int  # tokens per chunk (or tile)
     most: int  # chunks of the longest sequence
     even: bool  # all have `most` chunks
@@ -75,6 +76,7 @@ def _even_rows(batch: int, tokens: int, chunk: int, device: torch.device, before
             first_chunk=(row * most).to(torch.int32),
             last_chunk=(row[1:] * most - 1).to(torch.int32),
             sequence=row[:-1].repeat_interleave(most).to(torch.int32),
+            counts=(most,) * batch,
             chunk=chunk,
             most=most,
             even=True,
@@ -110,6 +112,7 @@ def packed(cu_seqlens: Tensor, chunk: int, rows: int) -> Sequences:
         first_chunk=first.to(torch.int32),
         last_chunk=(first[1:] - 1).to(torch.int32),
         sequence=number.repeat_interleave(chunks, output_size=sum(counts)).to(torch.int32),
+        counts=tuple(counts),
         chunk=chunk,
         most=max(counts),
         even=len(set(counts)) == 1,

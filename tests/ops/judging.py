@@ -7,17 +7,23 @@ def distance(got, wanted):
     return ((got.double() - wanted.double()).norm() / scale).item()
 
 
-def assert_near(got, wanted, tolerance):
+def distances(got, wanted):
+    """By name; nothing may be missing, or not finite."""
     assert got.keys() == wanted.keys()
-    for name in wanted:
-        assert got[name].isfinite().all(), f"{name} is not finite"
-        error = distance(got[name], wanted[name])
+    unfit = [name for name, x in got.items() if not x.isfinite().all()]
+    assert not unfit, f"not finite: {unfit}"
+    return {name: distance(got[name], wanted[name]) for name in wanted}
+
+
+def assert_near(got, wanted, tolerance):
+    for name, error in distances(got, wanted).items():
         assert error <= tolerance, f"{name}: off by {error:.1e}, allowed {tolerance:.0e}"
 
 
 def assert_within_twice(got, plain, truth, slack=0.0):
     """Results by name, each at most twice as far from the truth as the plain ones, and `slack`."""
-    assert got.keys() == truth.keys()
-    for name in truth:
-        error, allowed = (distance(x[name], truth[name]) for x in (got, plain))
-        assert error <= 2 * allowed + slack, f"{name}: off by {error:.1e}, plain {allowed:.1e}"
+    plain = {name: plain[name] for name in truth}
+    errors, allowed = distances(got, truth), distances(plain, truth)
+    for name, error in errors.items():
+        most = 2 * allowed[name] + slack
+        assert error <= most, f"{name}: off by {error:.1e}, plain {allowed[name]:.1e}"

@@ -62,7 +62,7 @@ def assert_twice_plain(got, matrix, weight, steps=5, name="muon", eps=1e-7):
 def launched(matrix, weight, config, steps=5, name="muon", eps=1e-7):
     return {
         "value": fused._forward(matrix, steps, name, eps, config),
-        "gradient": fused._backward(matrix, weight, steps, name, eps, config),
+        "gradient": fused.backward(matrix, weight, steps, name, eps, config),
     }
 
 

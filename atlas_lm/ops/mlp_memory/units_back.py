@@ -66,6 +66,41 @@ def ask_first(
 
 
 @triton.jit
+def ask_last_one(
+    asked, narrow, out, weights, d,
+    D: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Stores h (dY * weights)^T."""
+    right = tl.trans((out * weights[None, :]).to(narrow.dtype))
+    store_blocks(asked, (tl.dot(narrow, right, input_precision=PRECISION),), d, D, V, BV)
+
+
+@triton.jit
+def ask_last(
+    read, out, w, moving, still, keep, push, d, dborder, dmomentum_border, dstart,
+    dtype: tl.constexpr, D: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The same of the last layer. Returns dh as far as weights go, and the gradients of keep and push"""
+    narrow = read.to(dtype)
+    way = tl.dot(w[1][0], out, input_precision=PRECISION)
+    dread = keep[None, :] * way
+    if len(dstart) > 0:
+        rest = tl.dot(still[1][0], out, input_precision=PRECISION)
+        way -= rest
+        dread = keep[None, :] * way + rest
+        ask_last_one(dstart[0], narrow, out, 1.0 - keep, d, D, V, BV, PRECISION)
+    dkeep = tl.sum(way * read, axis=0)
+    dpush = dkeep
+    ask_last_one(dborder, narrow, out, keep, d, D, V, BV, PRECISION)
+    if len(dmomentum_border) > 0:
+        way = tl.dot(moving[1][0], out, input_precision=PRECISION)
+        dread += push[None, :] * way
+        dpush = tl.sum(way * read, axis=0)
+        ask_last_one(dmomentum_border[0], narrow, out, push, d, D, V, BV, PRECISION)
+    return dread, dkeep, dpush
+
+
+@triton.jit
 def row_of(weights, i: tl.constexpr, shift):
     """(weight i, moved on,) of those there are; () of none"""
     found = ()
@@ -163,29 +198,10 @@ def units_backward_kernel(
 
     # the last layer
     narrow = read.to(dtype)
-    way = tl.dot(w[1][0], out, input_precision=PRECISION)
-    if len(start) > 0:
-        rest = tl.dot(still[1][0], out, input_precision=PRECISION)
-        way -= rest
-        dread = kept[None, :] * way + rest
-        found = tl.dot(
-            narrow, tl.trans((out * (1.0 - kept)[None, :]).to(dtype)), input_precision=PRECISION
-        )
-        store_blocks(dstart[1] + shift_last, (found,), d, D, V, BV)
-    else:
-        dread = kept[None, :] * way
-    dkept = tl.sum(way * read, axis=0)
-    dpushing = dkept
-    found = tl.dot(narrow, tl.trans((out * kept[None, :]).to(dtype)), input_precision=PRECISION)
-    store_blocks(dborders[1] + shift_last, (found,), d, D, V, BV)
-    if len(momentum_borders) > 0:
-        way = tl.dot(moving[1][0], out, input_precision=PRECISION)
-        dread += pushing[None, :] * way
-        dpushing = tl.sum(way * read, axis=0)
-        found = tl.dot(
-            narrow, tl.trans((out * pushing[None, :]).to(dtype)), input_precision=PRECISION
-        )
-        store_blocks(dmomentum_borders[1] + shift_last, (found,), d, D, V, BV)
+    dread, dkept, dpushing = ask_last(
+        read, out, w, moving, still, kept, pushing, d, dborders[1] + shift_last,
+        row_of(dmomentum_borders, 1, shift_last), row_of(dstart, 1, shift_last), dtype, D, V, BV, PRECISION,
+    )  # fmt: skip
     dread -= against(hidden, dscore, PRECISION)
 
     # the first one, and the gate

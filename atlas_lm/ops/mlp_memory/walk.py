@@ -77,6 +77,51 @@ def less_targets(
 
 
 @triton.jit
+def claims_of(
+    narrow, xs, x, v, slot, first, t0, bound, end, h, c,
+    CHUNK: tl.constexpr, BE: tl.constexpr, H: tl.constexpr, F: tl.constexpr, V: tl.constexpr,
+    READS: tl.constexpr, NORMED: tl.constexpr, SKIP: tl.constexpr,
+    ACTIVATION: tl.constexpr, FAST: tl.constexpr, PRECISION: tl.constexpr, dtype: tl.constexpr,
+):  # fmt: skip
+    """Units of the pairs as `units_of`, and what a slice says of them: its part of W1 H, and without a norm one
+    of them + skip X - V. READS: slopes depend on what the memory says"""
+    hidden, bent, opened = units_of(narrow, xs, ACTIVATION, FAST, PRECISION, dtype)
+    said = ()
+    for i in tl.static_range(len(hidden)):
+        said = said + (tl.zeros([c.shape[0], hidden[i].shape[1]], tl.float32),)
+    if READS:
+        said = times(tl.trans(narrow[1][0]), hidden, PRECISION)
+    if not NORMED:
+        mine = (slot == 0) | (not READS)
+        said = less_targets(said, mine, x, v, first, t0, bound, end, h, c, CHUNK, BE, H, F, V, SKIP)
+    return hidden, bent, opened, said
+
+
+@triton.jit
+def kept_errors(
+    said, errors, slot, place, c,
+    V: tl.constexpr, CHUNK: tl.constexpr, EDGE: tl.constexpr, BE: tl.constexpr, dtype: tl.constexpr,
+):  # fmt: skip
+    """Rounded, and stored by one of the slices."""
+    error = ()
+    for i in tl.static_range(len(said)):
+        error = error + (said[i].to(dtype),)
+        if slot == 0:
+            store_tile(errors + place * (V * (CHUNK + EDGE)), error[i], c, i, V, CHUNK, EDGE, BE)
+    return error
+
+
+@triton.jit
+def slopes_of(last, error, xs, hidden, bent, opened, PRECISION: tl.constexpr):
+    """Both factors of the slopes of all weights, (weight)(tile) and (weight)(block)(tile). last: W1^T"""
+    back = times(last, error, PRECISION)
+    firsts, gated = (), ()
+    for i in tl.static_range(len(back)):
+        firsts, gated = firsts + (back[i] * bent[i],), gated + (back[i] * opened[i],)
+    return (firsts, hidden, gated), (xs, (error,), xs)
+
+
+@triton.jit
 def kept_of(
     now, momentum, start, keep, push, group, h, d,
     D: tl.constexpr, F: tl.constexpr, V: tl.constexpr, BF: tl.constexpr, BV: tl.constexpr,
@@ -177,17 +222,10 @@ def walk_forward_kernel(
         bound = tl.maximum(oldest, t0 - (WINDOW - 1))
         narrow = rounded(now, dtype)
         xs = feature_tiles(x, first, t0, bound, end, h, k, CHUNK, BE, H, F, BF)
-        hidden, bent, opened = units_of(narrow, xs, ACTIVATION, FAST, PRECISION, dtype)
-        read = ()
-        for i in tl.static_range(len(hidden)):
-            read = read + (tl.zeros([BV, hidden[i].shape[1]], tl.float32),)
-        if READS:
-            read = times(tl.trans(narrow[1][0]), hidden, PRECISION)
-        if len(norm) == 0:
-            mine = (slot == 0) | (not READS)
-            read = less_targets(
-                read, mine, x, v, first, t0, bound, end, h, c, CHUNK, BE, H, F, V, SKIP and FEEDBACK
-            )
+        hidden, bent, opened, read = claims_of(
+            narrow, xs, x, v, slot, first, t0, bound, end, h, c, CHUNK, BE, H, F, V, READS, len(norm) > 0,
+            SKIP and FEEDBACK, ACTIVATION, FAST, PRECISION, dtype,
+        )  # fmt: skip
         if READS and SLICES > 1:
             post(read, mail, arrived, group, slot, k, c, SLICES, CHUNK, BE)
         store_weights(borders, narrow, place, d, D, F, V, BF, BV)
@@ -203,17 +241,9 @@ def walk_forward_kernel(
                 if slot == 0:
                     store_tile(cores[0] + place * (V * PAIRS), read[i], c, i, V, CHUNK, EDGE, BE)
             read = error_through_norm(read, targets, norm, h, c, V, FEEDBACK, dtype)
-        error = ()
-        for i in tl.static_range(len(read)):
-            error = error + (read[i].to(dtype),)
-            if slot == 0:
-                store_tile(errors + place * (V * PAIRS), error[i], c, i, V, CHUNK, EDGE, BE)
+        error = kept_errors(read, errors, slot, place, c, V, CHUNK, EDGE, BE, dtype)
 
-        back = times(rounded(now, dtype)[1][0], error, PRECISION)
-        firsts, gated = (), ()
-        for i in tl.static_range(len(back)):
-            firsts, gated = firsts + (back[i] * bent[i],), gated + (back[i] * opened[i],)
-        lefts, rights = (firsts, hidden, gated), (xs, (error,), xs)
+        lefts, rights = slopes_of(rounded(now, dtype)[1][0], error, xs, hidden, bent, opened, PRECISION)
         w = vectors(mix + (place * CHUNK + CHUNK - 1) * PAIRS, CHUNK, EDGE, BE)
         kept, pushing = tl.load(keep + place * CHUNK + CHUNK - 1), 0.0
         if len(momentum) > 0:

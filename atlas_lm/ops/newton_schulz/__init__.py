@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from atlas_lm.ops.backend import choose, why_not_triton
@@ -12,6 +13,7 @@ from atlas_lm.ops.newton_schulz.schedules import SCHEDULES, schedule
 __all__ = [
     "SCHEDULES",
     "newton_schulz",
+    "newton_schulz_backward",
     "newton_schulz_parallel",
     "newton_schulz_reference",
     "schedule",
@@ -47,6 +49,22 @@ def newton_schulz(
 
         return newton_schulz_fused(matrix, steps, name=name, eps=eps)
     return newton_schulz_parallel(matrix, steps, name=name, eps=eps)
+
+
+def newton_schulz_backward(
+    matrix: Tensor, grad: Tensor, steps: int, *, name: str = "muon", eps: float = 1e-7
+) -> Tensor:
+    """What a gradient of `newton_schulz(matrix, ...)` asks of the matrix, for those who keep no graph."""
+    if not schedule(name, steps):
+        return grad
+    if choose("newton_schulz", "auto", FORMS, matrix, lambda: _why_not_fused(matrix)) == "fused":
+        from atlas_lm.ops.newton_schulz.fused import backward
+
+        return backward(matrix, grad, steps, name, eps)
+    with torch.enable_grad():
+        matrix = matrix.detach().requires_grad_()
+        result = newton_schulz_parallel(matrix, steps, name=name, eps=eps)
+    return torch.autograd.grad(result, matrix, grad)[0]
 
 
 def _why_not_fused(matrix: Tensor) -> str | None:

@@ -91,7 +91,7 @@ class _NewtonSchulz(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (matrix,) = ctx.saved_tensors
-        return _backward(matrix, grad, *ctx.polynomial), None, None, None
+        return backward(matrix, grad, *ctx.polynomial), None, None, None
 
 
 def _forward(
@@ -113,7 +113,7 @@ def _forward(
     return out.view(matrix.shape)
 
 
-def _backward(
+def backward(
     matrix: Tensor, grad: Tensor, steps: int, name: str, eps: float, config: Config | None = None
 ) -> Tensor:
     """The gradient of the matrix, [..., O, I], from that of the result.

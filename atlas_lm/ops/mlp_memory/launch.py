@@ -1,0 +1,211 @@
+"""Host side that all kernels of a two-layer memory share: what they are compiled for, how they are cut and launched,
+and the weights as they hold them: hidden units as rows, the last layer transposed."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from atlas_lm.ops.backend import HALVES, interpreted
+from atlas_lm.ops.mlp_memory.gather import gather_kernel
+from atlas_lm.ops.mlp_memory.record import MLPState, Problem, Weights
+from atlas_lm.ops.sequences import Sequences
+from atlas_lm.ops.tiles import pick
+
+Columns = tuple[
+    Tensor, ...
+]  # w0 [..., D, F], w1 transposed [..., D, V] and the gate [..., D, F], or none at all
+
+
+@dataclass(frozen=True)
+class Block:
+    """How a kernel is cut: hidden units and features that a program holds at a time."""
+
+    hidden: int
+    features: int
+    warps: int
+    stages: int = 1
+
+
+BLOCKS = {
+    "walk_forward_kernel": Block(64, 64, 4),
+    "walk_forward_kernel fp32": Block(32, 32, 8),
+    "reads_forward_kernel": Block(64, 64, 4),
+    "reads_forward_kernel fp32": Block(32, 32, 8),
+    "units_backward_kernel": Block(64, 64, 4),
+    "units_backward_kernel fp32": Block(32, 32, 8),
+    "walk_backward_kernel": Block(64, 64, 4),
+    "walk_backward_kernel fp32": Block(32, 32, 8),
+    "tokens_backward_kernel": Block(64, 64, 4),
+    "tokens_backward_kernel fp32": Block(32, 32, 8),
+    "stride_forward_kernel": Block(64, 64, 4),
+    "stride_forward_kernel fp32": Block(32, 32, 8),
+    "stride_backward_kernel": Block(64, 64, 8),
+    "stride_backward_kernel fp32": Block(32, 32, 8),
+    "pairs_backward_kernel": Block(64, 64, 4),
+    "pairs_backward_kernel fp32": Block(32, 32, 8),
+    "faded_forward_kernel": Block(64, 64, 4),
+    "faded_forward_kernel fp32": Block(32, 32, 8),
+    "faded_backward_kernel": Block(64, 64, 4),
+    "faded_backward_kernel fp32": Block(32, 32, 8),
+}
+# their programs wait for each other
+WALKS = ("walk_forward_kernel", "walk_backward_kernel", "stride_forward_kernel", "stride_backward_kernel")
+
+
+def one_by_one(like: Tensor) -> bool:
+    """Interpreted or emulated programs run one after the other, so none can wait for another's part."""
+    return not like.is_cuda
+
+
+@dataclass(frozen=True, eq=False)
+class Shape:
+    """What kernels are compiled for, and where sequences lie."""
+
+    sequences: Sequences
+    rows: int  # of queries
+    features: int
+    hidden: int
+    values: int
+    window: int
+    weights: int  # 2, or 3 with a gate
+    momentum: bool
+    start: bool
+    feedback: bool
+    skip: bool
+    activation: str
+
+    @classmethod
+    def of(cls, p: Problem) -> "Shape":
+        features, hidden, values = p.sizes
+        return cls(
+            p.sequences, p.q.shape[0], features, hidden, values, p.window, len(p.memory.given),
+            p.momentum is not None, p.start is not None, p.objective == "l2", p.skip, p.activation,
+        )  # fmt: skip
+
+    @property
+    def edge(self) -> int:
+        """Pairs before a chunk that its tensors hold: those of the window, in sixteens."""
+        return -(-(self.window - 1) // 16) * 16
+
+    def by_chunk(self, like: Tensor, rows: int) -> Tensor:
+        """[NC, H, rows, PAIRS], empty, with the dtype and heads of queries or keys"""
+        pairs = self.sequences.chunk + self.edge
+        return like.new_empty(self.sequences.chunks, like.shape[1], rows, pairs)
+
+    def split(self, tensors: Any, start: bool = False) -> tuple[Columns, Columns, Columns]:
+        """What stands in a row: memory, momentum and start; or memory, anchor and momentum."""
+        n, tensors = self.weights, tuple(tensors)
+        second = n if self.momentum or not start else 0
+        return tensors[:n], tensors[n : n + second], tensors[n + second :]
+
+    def options(self, kernel: Any, like: Tensor) -> dict[str, Any]:
+        """Launch options."""
+        half = like.dtype in HALVES
+        block = pick(BLOCKS, kernel.__name__, {"fp32": not half})
+        hidden = padded(self.hidden)
+        if not (kernel.__name__ in WALKS and one_by_one(like)):
+            hidden = min(block.hidden, hidden)
+        return dict(
+            H=like.shape[1], F=self.features, D=self.hidden, V=self.values,
+            BF=min(block.features, padded(self.features)), BV=padded(self.values), BD=hidden,
+            CHUNK=self.sequences.chunk, EDGE=self.edge, BE=padded(self.edge) if self.edge else 0,
+            WINDOW=self.window, PRECISION="tf32" if half else "ieee",
+            num_warps=block.warps, num_stages=block.stages,
+        )  # fmt: skip
+
+    def bends(self, like: Tensor) -> dict[str, Any]:
+        """What kernels are told that compute the activation."""
+        return dict(ACTIVATION=self.activation, FAST=like.dtype in HALVES and not interpreted())
+
+
+def gather_pairs(shape: Shape, like: Tensor, part: Tensor, more: Columns, sign: float) -> Tensor:
+    """Gradients by chunk -> of the flat pairs [rows, H, width]"""
+    s, width = shape.sequences, like.shape[-1]
+    covered = s.full and like.shape[0] == shape.rows
+    out = torch.empty_like(like) if covered else torch.zeros_like(like)
+    gather_kernel[(s.chunks * like.shape[1],)](
+        out, (part, *more), s.pair_start, s.first_chunk, s.sequence, s.length, s.past, H=like.shape[1],
+        WIDTH=width, BLOCK=padded(width), EDGE=shape.edge, CHUNK=s.chunk, SIGN=sign,
+    )  # fmt: skip
+    return out
+
+
+def per_chunk(
+    kernel: Any, shape: Shape, q: Tensor, tensors: tuple[Any, ...], programs: int = 1, **more: Any
+) -> None:
+    """Launch so many programs for every chunk and head."""
+    s = shape.sequences
+    kernel[(s.chunks * q.shape[1] * programs,)](
+        *tensors, s.start, s.pair_start, s.length, s.past, s.first_chunk, s.sequence,
+        **more, **shape.options(kernel, q),
+    )  # fmt: skip
+
+
+def mail(
+    options: dict[str, Any], like: Tensor, count: int, turns: int = 1
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Where the slices of a head post their parts, and count them; whose turn it is to begin, for each launch."""
+    groups = count * options["H"]
+    size = 2 * slices(options) * options["BV"] * (options["CHUNK"] + options["BE"])
+    box = like.new_empty(groups * size if slices(options) > 1 else 0, dtype=torch.float32)
+    counts = like.new_zeros(groups + turns, dtype=torch.int32)
+    return box, counts[turns:], counts[:turns]
+
+
+def slices(options: dict[str, Any]) -> int:
+    return -(-options["D"] // options["BD"])
+
+
+def asked(grads: tuple[Tensor | None, ...], like: Columns, count: int) -> Columns:
+    """Gradients of states [N, H, ...] fp32, in memory of their own, zero where none is given."""
+    return tuple(
+        x.new_zeros(count, *x.shape[1:], dtype=torch.float32) if g is None else copied(g)
+        for g, x in zip(grads, like, strict=True)
+    )
+
+
+def copied(x: Tensor) -> Tensor:
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+def copies(given: Columns) -> Columns:
+    return tuple(copied(w) for w in given)
+
+
+def empty_like(given: Columns) -> Columns:
+    return tuple(torch.empty_like(w) for w in given)
+
+
+def narrow(given: Columns, like: Tensor) -> Columns:
+    return tuple(w.to(like.dtype) for w in given)
+
+
+def columns_of(weights: Weights | None) -> Columns:
+    if weights is None:
+        return ()
+    w0, w1, *gate = weights.given
+    return tuple(w.contiguous() for w in (w0, w1.mT, *gate))
+
+
+def weights_of(columns: Columns) -> Weights | None:
+    if not columns:
+        return None
+    w0, w1, *gate = columns
+    return Weights(w0, w1.mT, *gate)
+
+
+def state_of(p: Problem, end: Columns, anchor: Columns, momentum: Columns) -> MLPState:
+    """From what kernels leave behind. A row without tokens passes no border: its anchor is its memory."""
+    memory, last, pushed = (weights_of(columns) for columns in (end, anchor, momentum))
+    assert memory is not None and last is not None
+    if not p.sequences.full:
+        idle = (p.sequences.length == 0)[:, None, None, None]
+        last = last.map(lambda a, m: torch.where(idle, m, a), p.memory)
+    return MLPState(memory, last, pushed)
+
+
+def padded(size: int) -> int:
+    return max(16, triton.next_power_of_2(size))
