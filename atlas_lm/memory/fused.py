@@ -28,7 +28,6 @@ from atlas_lm.ops.delta_rule import LONGEST, delta_rule
 
 Fast = dict[str, Tensor]  # fast weights by name
 WEIGHT = "w0"  # the one fast weight of a matrix memory
-NO_MUON = "Newton-Schulz steps have no kernel for many tokens"
 
 
 def declines(spec: MemorySpec, *inputs: Tensor, trace: bool) -> str | None:
@@ -61,7 +60,7 @@ def _unknown(spec: MemorySpec) -> str | None:
 def _unknown_matrix(spec: MemorySpec) -> str | None:
     size = spec.window.size
     if isinstance(spec.optimizer, Muon):
-        return NO_MUON
+        return "Newton-Schulz steps of a matrix memory have no kernel for many tokens"
     if _exact(spec) and isinstance(spec.optimizer, Momentum):
         return "the online rule with momentum has no kernel"
     if _exact(spec) and size > LONGEST:
@@ -77,8 +76,6 @@ def _unknown_deep(spec: MemorySpec) -> str | None:
         )
     if spec.online:
         return "the online rule (chunk 1) of a deep memory has no kernel for many tokens"
-    if isinstance(spec.optimizer, Muon):
-        return NO_MUON
     hidden = spec.fast_shapes["w0"][0]
     return mlp_memory.why_not_sizes(
         spec.timing.chunk, spec.window.size, spec.feature_dim, hidden, spec.value_dim

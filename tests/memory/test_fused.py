@@ -50,6 +50,7 @@ RULES = {
     "deep": ("titans", DEEP),
     "deep, ten features": ("titans_atlas", GATED | POLYNOMIAL | dict(retention=DecayToStart())),
     "deep, skip": ("omeganet", SWIGLU | dict(features=AS_MANY_AS_VALUES, window=PAIR)),
+    "deep, Muon": ("atlas_pp", GATED | POLYNOMIAL | dict(retention=DecayToStart(), period=8)),
     "deep, dot": ("swdt", DEEP | dict(features=Taylor(degree=2, project=3), window=FIXED)),
 }
 TOKENS, PIECES = 40, (slice(0, 19), slice(19, 20), slice(20, 40))  # cut inside a chunk

@@ -5,7 +5,7 @@ import dataclasses
 
 import torch
 
-from atlas_lm.ops.mlp_memory import Muon, Weights, mlp_memory
+from atlas_lm.ops.mlp_memory import Muon, Norm, Weights, mlp_memory
 from tests.builders import gradients, leaf, seeded
 from tests.ops.judging import assert_within_twice
 from tests.ops.linear_cases import DEVICE, HALVES, SLACK, poisoned, weighed
@@ -21,6 +21,7 @@ class Case:
     momentum: bool = False
     gated: bool = False
     start: bool = False
+    norm: bool = False
     features: int = 16
     hidden: int = 32
     values: int = 16
@@ -85,6 +86,9 @@ def draw(case, dtype=torch.float16, turn=0):
         ):
             if name != "gate" or case.gated:
                 drawn[f"{state}.{name}"] = normal(*lead, case.heads, *shape) * size * 2 / width**0.5
+    if case.norm:
+        drawn["norm.scale"] = uniform(0.5, 1.5, case.heads, case.values)
+        drawn["norm.bias"] = normal(case.heads, case.values)
     given = {n: x for n, x in drawn.items() if x is not None}
     return {n: x.to(dtype if n in HALVES else x.dtype).double() for n, x in given.items()}
 
@@ -98,6 +102,8 @@ def run(case, form, inputs, dtype):
         weights = {n.split(".")[1]: x for n, x in given.items() if n.startswith(f"{state}.")}
         if weights:
             plain[state] = Weights(**weights)
+    if case.norm:
+        plain["norm"] = Norm(given["norm.scale"], given["norm.bias"])
     with poisoned() if form == "fused" else contextlib.nullcontext():
         y, state = mlp_memory(**plain, **case.options(), form=form)
         found = {"y": y}

@@ -28,20 +28,42 @@ CASES = [
     Case(tokens=20, window=17, batch=2, before=3, past=(0, 3), length=(0, 18)),
     Case(window=4, momentum=True, borders=(0, 5, 22, 40)),
     Case(tokens=33, features=70, values=24, chunk=32, window=2, start=True),
+    Case(tokens=40, window=4, norm=True, gated=True, start=True, heads=2),
+    Case(tokens=33, norm=True, momentum=True, objective="dot", length=(33, 5), batch=2),
 ]
 MUON = [
     Case(tokens=32, period=16),
     Case(tokens=41, period=4, window=4, start=True, heads=2),
     Case(tokens=40, period=16, window=17, chunk=32, gated=True, features=24, values=20, hidden=48),
+    Case(tokens=40, period=8, norm=True, window=4, heads=2),
     Case(tokens=18, period=1, objective="dot", decays=False, batch=2),
-    Case(tokens=33, period=8, gated=True, start=True, activation="silu", window=4, borders=(0, 5, 6, 33)),
-    Case(tokens=20, period=8, window=4, batch=3, before=3, past=(2, 3, 0), length=(20, 7, 0), start=True),
+    Case(
+        tokens=33,
+        period=8,
+        gated=True,
+        start=True,
+        activation="silu",
+        window=4,
+        borders=(0, 5, 6, 33),
+    ),
+    Case(
+        tokens=20,
+        period=8,
+        window=4,
+        batch=3,
+        before=3,
+        past=(2, 3, 0),
+        length=(20, 7, 0),
+        start=True,
+    ),
 ]
 
 
 @pytest.mark.parametrize("case", CASES + MUON, ids=named)
 def test_parallel_is_the_token_loop(case):
-    found, wanted = (run(case, form, draw(case), torch.float64) for form in ("parallel", "reference"))
+    found, wanted = (
+        run(case, form, draw(case), torch.float64) for form in ("parallel", "reference")
+    )
     assert_near(found, wanted, 1e-10)
 
 

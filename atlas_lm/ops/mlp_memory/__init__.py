@@ -9,11 +9,11 @@ from torch import Tensor
 from atlas_lm.ops.backend import choose, why_not_triton
 from atlas_lm.ops.checks import check_shapes, check_words
 from atlas_lm.ops.mlp_memory.parallel import mlp_memory_parallel
-from atlas_lm.ops.mlp_memory.record import MLPState, Muon, Problem, Weights
+from atlas_lm.ops.mlp_memory.record import MLPState, Muon, Norm, Problem, Weights
 from atlas_lm.ops.mlp_memory.reference import mlp_memory_reference
 from atlas_lm.ops.sequences import lay_sequences
 
-__all__ = ["MLPState", "Muon", "Weights", "mlp_memory", "why_not_sizes"]
+__all__ = ["MLPState", "Muon", "Norm", "Weights", "mlp_memory", "why_not_sizes"]
 
 CHUNKS = (16, 32, 64)  # tokens per chunk that kernels take
 MOST_FEATURES, MOST_HIDDEN, MOST_VALUES = 256, 512, 128
@@ -35,6 +35,7 @@ def mlp_memory(
     objective: Literal["l2", "dot"] = "l2",
     activation: Literal["gelu", "silu"] = "gelu",
     skip: bool = False,
+    norm: Norm | None = None,
     muon: Muon | None = None,
     past: Tensor | None = None,
     length: Tensor | None = None,
@@ -52,6 +53,7 @@ def mlp_memory(
         memory, momentum: fp32 [N, H, ...] before the first token; no momentum: zero
         start: [H, ...], where retention pulls to: M = start + alpha (M - start); None: zero
         chunk: tokens that share an anchor; the first token stands on a border.
+        norm: A(M; z) = z + LN(W1 (...)) scale + bias instead
         muon: S_t = theta_t S_{t-1} + G_t, and M moves by -eta_t NS(S_t) at the end of each period alone.
         past, length, cu_seqlens: as `linear_memory` takes them.
         form: fused on a CUDA device where a kernel fits, else parallel.
@@ -62,7 +64,7 @@ def mlp_memory(
         q, k, v, eta, memory,
         {"log_alpha": log_alpha, "theta": theta, "gamma": gamma},
         {"momentum": momentum, "start": start},
-        chunk, objective, activation, skip, muon, past, length, cu_seqlens,
+        chunk, objective, activation, skip, norm, muon, past, length, cu_seqlens,
     )  # fmt: skip
     chosen = choose("mlp_memory", form, FORMS, q, lambda: why_not_fused(problem))
     y, state = FORMS[chosen](problem)
@@ -116,6 +118,7 @@ def _problem(
     objective: Literal["l2", "dot"],
     activation: Literal["gelu", "silu"],
     skip: bool,
+    norm: Norm | None,
     muon: Muon | None,
     past: Tensor | None,
     length: Tensor | None,
@@ -126,6 +129,7 @@ def _problem(
         "q": (q, "B T H F"), "k": (k, "B L H F"), "v": (v, "B L H V"), "eta": (eta, "B T H"),
         "log_alpha": (gates["log_alpha"], "B T H"), "theta": (gates["theta"], "B T H"),
         "gamma": (gates["gamma"], "B T H C"), "past": (past, "B"), "length": (length, "B"),
+        "norm.scale": (norm and norm.scale, "H V"), "norm.bias": (norm and norm.bias, "H V"),
     }  # fmt: skip
     for name, weights in {"memory": memory, **others}.items():
         rows = "H" if name == "start" else "N H"
@@ -135,7 +139,7 @@ def _problem(
     sizes = check_shapes({n: (x, a) for n, (x, a) in given.items() if x is not None}, N=count)
     theta, momentum, start = gates["theta"], others["momentum"], others["start"]
     check_words(sizes, (q, k, v), theta, momentum)
-    _check_options(sizes, objective, activation, skip, muon, theta, chunk)
+    _check_options(sizes, objective, activation, skip or norm is not None, muon, theta, chunk)
     for name, other in others.items():
         if other is not None and (other.gate is None) != (memory.gate is None):
             raise ValueError(f"{name} and memory must both have a gate, or neither")
@@ -165,6 +169,7 @@ def _problem(
         objective=objective,
         activation=activation,
         skip=skip,
+        norm=norm and Norm(*(w.to(inner) for w in norm)),
         muon=muon,
     )
 
@@ -185,7 +190,7 @@ def _check_options(
         )
     if skip and sizes["F"] != sizes["V"]:
         raise ValueError(
-            f"skip adds the {sizes['F']} features to {sizes['V']} values; wanted as many, or skip=False"
+            f"skip and norm add the {sizes['F']} features to {sizes['V']} values; wanted as many, or neither"
         )
     if muon is not None and theta is None:
         raise ValueError("muon came without theta; its momentum needs one, zeros for none")

@@ -131,7 +131,9 @@ def faded_backward_kernel(
             dunit, queries, kept, kept, d, dplaces[0] + shift, (), row_of(dstart, 0, shift), dtype, F, D, BF,
             PRECISION,
         )  # fmt: skip
-        dqueries = through_faded(dqueries, dunit.to(dtype), w, start, 0, h, d, kept, F, D, BF, PRECISION)
+        dqueries = through_faded(
+            dqueries, dunit.to(dtype), w, start, 0, h, d, kept, F, D, BF, PRECISION
+        )
         if len(places) > 2:
             dgate = opened * dread
             dkept += tl.sum(dgate * gate_keep, axis=0)

@@ -18,9 +18,11 @@ from atlas_lm.ops.mlp_memory.launch import (
     gather_pairs,
     mail,
     narrow,
+    norm_parts,
     per_chunk,
     slices,
     state_of,
+    through_norm,
 )
 from atlas_lm.ops.mlp_memory.muon import mlp_memory_muon
 from atlas_lm.ops.mlp_memory.reads import reads_forward_kernel
@@ -41,23 +43,24 @@ def mlp_memory_fused(problem: Problem) -> tuple[Tensor, MLPState]:
     with torch.cuda.device_of(p.q):  # kernels run on the current device
         weights = chunk_weights(p.eta, p.log_alpha, p.theta, p.gamma, s, halo=shape.edge)
         y, *state = _MLPMemory.apply(
-            shape, p.q.contiguous(), p.k.contiguous(), p.v.contiguous(), *weights,
+            shape, p.q.contiguous(), p.k.contiguous(), p.v.contiguous(), *weights, *(p.norm or (None, None)),
             *columns_of(p.memory), *columns_of(p.momentum), *columns_of(p.start),
         )  # fmt: skip
-    return y, state_of(p, *shape.split(state))
+    return through_norm(p, y), state_of(p, *shape.split(state))
 
 
 class _MLPMemory(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, shape: Shape, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Any:
         weights = ChunkWeights(*rest[:5])
-        memory, momentum, start = shape.split(rest[5:], start=True)
-        walked = _walk(shape, k, v, weights, memory, momentum, start)
+        memory, momentum, start = shape.split(rest[7:], start=True)
+        norm = rest[5:7] if shape.normed else ()
+        walked = _walk(shape, k, v, weights, norm, memory, momentum, start)
         y = (torch.empty if shape.sequences.full else torch.zeros)(
             *q.shape[:2], shape.values, dtype=q.dtype, device=q.device
         )
         before = _Before(
-            q, k, weights, walked.errors, shape.by_chunk(q, shape.sequences.chunk),
+            q, k, v, weights, norm, walked.cores, walked.errors, shape.by_chunk(q, shape.sequences.chunk),
             walked.borders, walked.momentum_borders, start,
         )  # fmt: skip
         per_chunk(
@@ -68,15 +71,9 @@ class _MLPMemory(torch.autograd.Function):
         )  # fmt: skip
         ctx.shape = shape
         ctx.save_for_backward(
-            q,
-            k,
-            *weights,
-            before.errors,
-            before.score,
-            *before.borders,
-            *before.momentum_borders,
-            *start,
-        )
+            q, k, v, *weights, *norm, *walked.cores, before.errors, before.score, *before.borders,
+            *before.momentum_borders, *start,
+        )  # fmt: skip
         ctx.set_materialize_grads(False)
         return y, *walked.end, *walked.anchor, *walked.end_momentum
 
@@ -84,15 +81,20 @@ class _MLPMemory(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: Tensor | None, *dstate: Tensor | None) -> Any:
         shape: Shape = ctx.shape
-        q, k, *saved = ctx.saved_tensors
+        q, k, v, *saved = ctx.saved_tensors
+        weights, norm, cores = ChunkWeights(*saved[:5]), (), ()
+        saved = saved[5:]
+        if shape.normed:
+            norm, cores, saved = tuple(saved[:2]), (saved[2],), saved[3:]
         before = _Before(
-            q, k, ChunkWeights(*saved[:5]), *saved[5:7], *shape.split(saved[7:], start=True)
+            q, k, v, weights, norm, cores, *saved[:2], *shape.split(saved[2:], start=True)
         )
         dy = q.new_zeros(*q.shape[:2], shape.values) if dy is None else dy.contiguous()
         back = _units_back(shape, before, dy)
         walked = _walk_back(shape, before, back, *shape.split(dstate))
         dq, dk, dv, dweights = _tokens_back(shape, before, back, walked, dy)
-        return None, dq, dk, dv, *dweights, *walked.memory, *walked.momentum, *walked.start
+        dnorm = walked.norm[0].sum(0).unbind(1) if shape.normed else (None, None)
+        return None, dq, dk, dv, *dweights, *dnorm, *walked.memory, *walked.momentum, *walked.start
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,6 +105,7 @@ class _Walked:
     borders: Columns
     momentum_borders: Columns
     errors: Tensor
+    cores: Columns
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +114,10 @@ class _Before:
 
     q: Tensor
     k: Tensor
+    v: Tensor
     weights: ChunkWeights
+    norm: Columns  # scale and bias, if there is one
+    cores: Columns  # with a norm, [NC, H, V, PAIRS]
     errors: Tensor  # [NC, H, V, PAIRS]
     score: Tensor  # [NC, H, CHUNK, PAIRS]
     borders: Columns
@@ -137,7 +143,8 @@ class _WalkedBack:
     memory: Columns
     momentum: Columns
     start: Columns
-    values: Tensor  # of the errors, [NC, H, V, PAIRS]
+    values: Tensor  # turned round, [NC, H, V, PAIRS]
+    norm: Columns  # with one, [NC, H, 2, V]
     scalars: Tensor  # of the last keep, last push and carry, [NC, H, 3]
 
 
@@ -146,6 +153,7 @@ def _walk(
     k: Tensor,
     v: Tensor,
     weights: ChunkWeights,
+    norm: Columns,
     memory: Columns,
     momentum: Columns,
     start: Columns,
@@ -158,11 +166,12 @@ def _walk(
         borders=_borders(s, k, memory),
         momentum_borders=_borders(s, k, momentum),
         errors=shape.by_chunk(k, shape.values),
+        cores=shape.cores(k),
     )
     options = shape.options(walk_forward_kernel, k)
     walk_forward_kernel[(s.count * heads * slices(options),)](
-        k, v, *weights, (), walked.end, walked.end_momentum, start, walked.borders, walked.momentum_borders,
-        walked.anchor, walked.errors, (), *mail(options, k, s.count),
+        k, v, *weights, norm, walked.end, walked.end_momentum, start, walked.borders, walked.momentum_borders,
+        walked.anchor, walked.errors, walked.cores, *mail(options, k, s.count),
         s.pair_start, s.first_chunk, s.length, s.past, FEEDBACK=shape.feedback, SKIP=shape.skip,
         **shape.bends(k), **options,
     )  # fmt: skip
@@ -217,11 +226,12 @@ def _walk_back(
         momentum=asked(dend_momentum, before.momentum_borders, s.count),
         start=asked((None,) * len(before.start), before.start and before.borders, s.count),
         values=shape.by_chunk(k, shape.values),
+        norm=norm_parts(shape, k),
         scalars=scalars,
     )
     anchored = any(a is not None for a in danchor)
     walk_backward_kernel[(s.count * k.shape[1] * slices(options),)](
-        k, *before.weights, walked.memory, walked.momentum, before.start, walked.start, before.borders,
+        k, before.v, *before.weights, before.norm, before.cores, walked.norm, walked.memory, walked.momentum, before.start, walked.start, before.borders,
         before.momentum_borders, back.borders, back.momentum_borders,
         asked(danchor, before.borders, s.count) if anchored else (), before.errors, back.errors,
         tuple(back.units.values()), walked.values, scalars, *mail(options, k, s.count),
@@ -261,7 +271,7 @@ def _tokens_back(
          back.momentum_borders, back.units["hidden"], slopes, dunits, back.asked, dq, dmix, dtail_mix, dx),
         SKIP=shape.skip,
     )  # fmt: skip
-    skipped = (walked.values,) if shape.skip and shape.feedback else ()
+    skipped = (walked.values,) if shape.adds_keys else ()
     dk = gather_pairs(shape, k, dx, skipped, 1.0)
     dv = gather_pairs(shape, k.new_empty(*k.shape[:2], shape.values), walked.values, (), -1.0)
     return dq, dk, dv, ChunkWeights(dmix, dkeep, dpush, dtail_mix, dtail_keep)

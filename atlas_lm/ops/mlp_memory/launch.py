@@ -10,6 +10,7 @@ from torch import Tensor
 
 from atlas_lm.ops.backend import HALVES, interpreted
 from atlas_lm.ops.mlp_memory.gather import gather_kernel
+from atlas_lm.ops.mlp_memory.parallel import normed
 from atlas_lm.ops.mlp_memory.record import MLPState, Problem, Weights
 from atlas_lm.ops.sequences import Sequences
 from atlas_lm.ops.tiles import pick
@@ -52,7 +53,12 @@ BLOCKS = {
     "faded_backward_kernel fp32": Block(32, 32, 8),
 }
 # their programs wait for each other
-WALKS = ("walk_forward_kernel", "walk_backward_kernel", "stride_forward_kernel", "stride_backward_kernel")
+WALKS = (
+    "walk_forward_kernel",
+    "walk_backward_kernel",
+    "stride_forward_kernel",
+    "stride_backward_kernel",
+)
 
 
 def one_by_one(like: Tensor) -> bool:
@@ -75,6 +81,7 @@ class Shape:
     start: bool
     feedback: bool
     skip: bool
+    normed: bool
     activation: str
 
     @classmethod
@@ -82,7 +89,7 @@ class Shape:
         features, hidden, values = p.sizes
         return cls(
             p.sequences, p.q.shape[0], features, hidden, values, p.window, len(p.memory.given),
-            p.momentum is not None, p.start is not None, p.objective == "l2", p.skip, p.activation,
+            p.momentum is not None, p.start is not None, p.objective == "l2", p.skip and p.norm is None, p.norm is not None, p.activation,
         )  # fmt: skip
 
     @property
@@ -90,10 +97,19 @@ class Shape:
         """Pairs before a chunk that its tensors hold: those of the window, in sixteens."""
         return -(-(self.window - 1) // 16) * 16
 
+    @property
+    def adds_keys(self) -> bool:
+        """Whether errors depend on a pair's features by themselves."""
+        return (self.skip or self.normed) and self.feedback
+
     def by_chunk(self, like: Tensor, rows: int) -> Tensor:
         """[NC, H, rows, PAIRS], empty, with the dtype and heads of queries or keys"""
         pairs = self.sequences.chunk + self.edge
         return like.new_empty(self.sequences.chunks, like.shape[1], rows, pairs)
+
+    def cores(self, like: Tensor) -> Columns:
+        """What the last layer says of each pair, (one,) with a norm: [NC, H, V, PAIRS]"""
+        return (self.by_chunk(like, self.values),) if self.normed else ()
 
     def split(self, tensors: Any, start: bool = False) -> tuple[Columns, Columns, Columns]:
         """What stands in a row: memory, momentum and start; or memory, anchor and momentum."""
@@ -195,6 +211,25 @@ def weights_of(columns: Columns) -> Weights | None:
         return None
     w0, w1, *gate = columns
     return Weights(w0, w1.mT, *gate)
+
+
+def norm_parts(shape: Shape, like: Tensor) -> Columns:
+    """What chunks ask of scale and bias, (one,) with a norm: [NC, H, 2, V]; zero of those without tokens"""
+    size = (shape.sequences.chunks, like.shape[1], 2, shape.values)
+    return (like.new_zeros(size, dtype=torch.float32),) if shape.normed else ()
+
+
+def through_norm(p: Problem, read: Tensor) -> Tensor:
+    """Of what the last layer says of queries, with a norm: q + LN(read) * scale + bias."""
+    if p.norm is None:
+        return read
+    y, s = normed(read.float(), p.q, p.norm).to(read.dtype), p.sequences
+    if s.full:
+        return y
+    place = torch.arange(
+        y.shape[0] // s.count, device=y.device
+    )  # rows of a batch, as long as each other
+    return torch.where((place < s.length.unsqueeze(1)).view(-1, 1, 1), y, 0.0)
 
 
 def state_of(p: Problem, end: Columns, anchor: Columns, momentum: Columns) -> MLPState:

@@ -25,10 +25,12 @@ from atlas_lm.ops.mlp_memory.launch import (
     gather_pairs,
     mail,
     narrow,
+    norm_parts,
     padded,
     per_chunk,
     slices,
     state_of,
+    through_norm,
 )
 from atlas_lm.ops.mlp_memory.record import MLPState, Muon, Problem
 from atlas_lm.ops.mlp_memory.strides import stride_forward_kernel
@@ -46,11 +48,18 @@ def mlp_memory_muon(problem: Problem, muon: Muon) -> tuple[Tensor, MLPState]:
         coefficients, fade = _coefficients(p, plan)
         start = columns_of(p.start)
         found = _Strides.apply(
-            plan, k, v, *coefficients, *columns_of(p.memory), *columns_of(p.momentum), *start
+            plan,
+            k,
+            v,
+            *coefficients,
+            *(p.norm or (None, None)),
+            *columns_of(p.memory),
+            *columns_of(p.momentum),
+            *start,
         )
         places, end, anchor, momentum = _in_sets(found, shape.weights)
         y = _FadedReads.apply(plan, q, fade, *places, *start)
-    return y, state_of(p, end, anchor, momentum)
+    return through_norm(p, y), state_of(p, end, anchor, momentum)
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +81,19 @@ class _Plan:
     def sizes(self, like: Tensor) -> dict[str, int]:
         """What the kernels of reads are told of tiles."""
         options = self.shape.options(faded_forward_kernel, like)
-        told = ("H", "F", "D", "V", "BF", "BD", "BV", "CHUNK", "PRECISION", "num_warps", "num_stages")
+        told = (
+            "H",
+            "F",
+            "D",
+            "V",
+            "BF",
+            "BD",
+            "BV",
+            "CHUNK",
+            "PRECISION",
+            "num_warps",
+            "num_stages",
+        )
         tokens = padded(self.shape.sequences.chunk // self.jumps)
         return {n: options[n] for n in told} | dict(BT=tokens, JUMPS=self.jumps)
 
@@ -136,7 +157,9 @@ def _coefficients(p: Problem, plan: _Plan) -> tuple[tuple[Tensor, ...], Tensor]:
     keeps = torch.where(begun, moved.keep[:, :, last], 1.0).contiguous()
     steps = by_chunk(p.eta)[:, :, last].contiguous()
     if p.log_alpha is None:
-        return (pushes, keeps, torch.ones_like(steps), steps), p.eta.new_ones(*keeps.shape[:2], s.chunk)
+        return (pushes, keeps, torch.ones_like(steps), steps), p.eta.new_ones(
+            *keeps.shape[:2], s.chunk
+        )
     fade = by_chunk(p.log_alpha).unflatten(-1, (plan.jumps, period)).cumsum(-1).exp()
     reads = torch.cat([fade[..., :-1], torch.ones_like(fade[..., :1])], dim=-1).flatten(-2)
     return (pushes, keeps, fade[..., -1].contiguous(), steps), reads.contiguous()
@@ -149,7 +172,8 @@ class _Strides(torch.autograd.Function):
     def forward(ctx: Any, plan: _Plan, k: Tensor, v: Tensor, *rest: Any) -> Any:
         shape, s = plan.shape, plan.shape.sequences
         coefficients = rest[:4]
-        memory, momentum, start = shape.split(rest[4:], start=True)
+        norm, cores = rest[4:6] if shape.normed else (), shape.cores(k)
+        memory, momentum, start = shape.split(rest[6:], start=True)
         first_momentum = tuple(w[plan.order] for w in narrow(momentum, k))
         memory, momentum = copies(memory), copies(momentum)
         anchor, errors = copies(memory), shape.by_chunk(k, shape.values)
@@ -161,8 +185,8 @@ class _Strides(torch.autograd.Function):
             before = jumps[-1] if step else ()
             for rank, count, on in plan.launches(step):
                 stride_forward_kernel[(count * k.shape[1] * slices(options),)](
-                    k, v, *coefficients, memory, momentum, start, before,
-                    plan.stride(step, pushed) if on else (), places, anchor, errors, box, arrived,
+                    k, v, *coefficients, norm, memory, momentum, start, before,
+                    plan.stride(step, pushed) if on else (), places, anchor, errors, cores, box, arrived,
                     turns[2 * step + (not on) :], plan.order, s.pair_start, s.first_chunk, s.last_chunk, s.length,
                     s.past, step, rank, JUMPS=plan.jumps, FEEDBACK=shape.feedback, SKIP=shape.skip,
                     **shape.bends(k), **options,
@@ -171,7 +195,17 @@ class _Strides(torch.autograd.Function):
                 jumps.append(tuple(_orthogonal(plan.muon, w) for w in plan.stride(step, pushed)))
         ctx.plan = plan
         ctx.save_for_backward(
-            k, *coefficients, errors, *places, *pushed, *first_momentum, *start, *itertools.chain(*jumps)
+            k,
+            v,
+            *coefficients,
+            errors,
+            *norm,
+            *cores,
+            *places,
+            *pushed,
+            *first_momentum,
+            *start,
+            *itertools.chain(*jumps),
         )
         ctx.set_materialize_grads(False)
         return *places, *memory, *anchor, *momentum
@@ -181,14 +215,21 @@ class _Strides(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         plan: _Plan = ctx.plan
         shape, s = plan.shape, plan.shape.sequences
-        k, pushes, keeps, fades, steps, errors, *saved = ctx.saved_tensors
+        k, v, pushes, keeps, fades, steps, errors, *saved = ctx.saved_tensors
+        norm, cores, dnorm = (), (), norm_parts(shape, k)
+        if shape.normed:
+            norm, cores, saved = tuple(saved[:2]), (saved[2],), saved[3:]
         n = shape.weights
         places, pushed, first_momentum, *more = _in_sets(saved, n)
         start, jumps = (more[0], more[1:]) if shape.start else ((), more)
         dplaces = tuple(
-            torch.zeros_like(w) if g is None else g.contiguous() for w, g in zip(places, grads[:n], strict=True)
+            torch.zeros_like(w) if g is None else g.contiguous()
+            for w, g in zip(places, grads[:n], strict=True)
         )
-        dmemory, dmomentum = asked(grads[n : 2 * n], places, s.count), asked(grads[3 * n :], places, s.count)
+        dmemory, dmomentum = (
+            asked(grads[n : 2 * n], places, s.count),
+            asked(grads[3 * n :], places, s.count),
+        )
         anchored = any(g is not None for g in grads[2 * n : 3 * n])
         danchor = asked(grads[2 * n : 3 * n], places, s.count) if anchored else ()
         dstart = asked((None,) * len(start), places if start else (), s.count)
@@ -201,19 +242,27 @@ class _Strides(torch.autograd.Function):
         dkeeps, dfades, dsteps = (pushes.new_empty(*parts, shape.hidden) for _ in range(3))
         box, arrived, turns = mail(options, k, s.count, turns=2 * s.most + 2)
         for step in reversed(range(s.most + 1)):
-            before, sources = plan.stride(step - 1, pushed) if step else first_momentum, plan.jumps if step else 1
+            before, sources = (
+                plan.stride(step - 1, pushed) if step else first_momentum,
+                plan.jumps if step else 1,
+            )
             jumped = jumps[step - 1] if step else ()
             djumps = tuple(torch.empty_like(w) for w in jumped)
             for rank, count, on in plan.launches(step):
                 stride_backward_kernel[(count * k.shape[1] * slices(options),)](
-                    k, pushes, keeps, fades, steps, dmemory, dmomentum, start, dstart, jumped, djumps, before,
+                    k, v, pushes, keeps, fades, steps, norm, cores, dnorm, dmemory, dmomentum, start, dstart, jumped, djumps, before,
                     plan.stride(step, dpushed) if on else (), places, dplaces, danchor, errors, dunits, dvalues,
                     dpushes, dkeeps, dfades, dsteps, box, arrived, turns[2 * step + (not on) :],
                     plan.order, s.pair_start, s.first_chunk, s.last_chunk, s.length, s.past, step, rank,
                     JUMPS=plan.jumps, BEFORE=sources, FEEDBACK=shape.feedback, **shape.bends(k), **options,
                 )  # fmt: skip
             if step:
-                moved = zip(plan.stride(step - 1, pushed), djumps, plan.stride(step - 1, dpushed), strict=True)
+                moved = zip(
+                    plan.stride(step - 1, pushed),
+                    djumps,
+                    plan.stride(step - 1, dpushed),
+                    strict=True,
+                )
                 for s_j, do_j, ds_j in moved:
                     ds_j.copy_(_orthogonal_back(plan.muon, s_j, do_j))
         dx = shape.by_chunk(k, shape.features)
@@ -221,11 +270,21 @@ class _Strides(torch.autograd.Function):
             pairs_backward_kernel, shape, k,
             (k, pushes, places, errors, dunits, dpushed, plan.slots, dx), JUMPS=plan.jumps, **shape.bends(k),
         )  # fmt: skip
-        skipped = (dvalues,) if shape.skip and shape.feedback else ()
+        skipped = (dvalues,) if shape.adds_keys else ()
         dk = gather_pairs(shape, k, dx, skipped, 1.0)
         dv = gather_pairs(shape, k.new_empty(*k.shape[:2], shape.values), dvalues, (), -1.0)
         scalars = (dpushes.sum(-2), dkeeps.sum(-1), dfades.sum(-1), dsteps.sum(-1))
-        return None, dk, dv, *scalars, *dmemory, *dmomentum, *(d.sum(0) for d in dstart)
+        asked_norm = dnorm[0].sum(0).unbind(1) if dnorm else (None, None)
+        return (
+            None,
+            dk,
+            dv,
+            *scalars,
+            *asked_norm,
+            *dmemory,
+            *dmomentum,
+            *(d.sum(0) for d in dstart),
+        )
 
 
 class _FadedReads(torch.autograd.Function):

@@ -8,9 +8,10 @@ from torch.nn.functional import gelu, silu
 
 from atlas_lm.ops.chunk_rows import gather_rows, scatter_rows
 from atlas_lm.ops.chunk_weights import ChunkWeights, chunk_weights_reference
-from atlas_lm.ops.mlp_memory.record import MLPState, Muon, Problem, Weights
+from atlas_lm.ops.mlp_memory.record import MLPState, Muon, Norm, Problem, Weights
 from atlas_lm.ops.newton_schulz import newton_schulz
 
+EPS = 1e-6  # of the norm
 Pairs = dict[str, tuple[Tensor, Tensor]]  # of each weight the factors of all slopes: left right^T
 
 
@@ -46,7 +47,7 @@ def mlp_memory_parallel(problem: Problem) -> tuple[Tensor, MLPState]:
         active = (chunk < s.first_chunk[1:]) & (step * s.chunk < s.length)
         here = torch.where(active, chunk, s.first_chunk[:-1]).long()
         at = ChunkWeights(*(None if w is None else w[here] for w in weights))  # type: ignore[arg-type]
-        given = (q[here], k[here], v[here])
+        given = (q[here], k[here], v[here], there[here, None, :, None])
         if p.muon is None:
             y, after = _chunk(p, state, *given, at)
         else:
@@ -68,11 +69,17 @@ def mlp_memory_parallel(problem: Problem) -> tuple[Tensor, MLPState]:
 
 
 def _chunk(
-    p: Problem, state: MLPState, q: Tensor, k: Tensor, v: Tensor, w: ChunkWeights
+    p: Problem,
+    state: MLPState,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    there: Tensor,
+    w: ChunkWeights,
 ) -> tuple[Tensor, MLPState]:
     """Descent or momentum. q: [N, H, b, F]   k: [N, H, halo + b, F]   v: [N, H, halo + b, V]"""
     memory, momentum = state.memory, state.momentum
-    slopes = _slopes(p, memory, k, v)
+    slopes = _slopes(p, memory, k, v, there)
     narrow, push = memory.map(lambda m: m.to(q.dtype)), w.push
 
     def moving(name: str, x: Tensor) -> Tensor:
@@ -105,6 +112,7 @@ def _jumps(
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    there: Tensor,
     w: ChunkWeights,
     gates: dict[str, Tensor],
     valid: Tensor,
@@ -112,7 +120,7 @@ def _jumps(
     """Muon: Newton-Schulz moves the memory at the last token of each period; between, it only fades."""
     memory, momentum = state.memory, state.momentum
     assert momentum is not None
-    slopes = _slopes(p, memory, k, v)
+    slopes = _slopes(p, memory, k, v, there)
     log_alpha = gates.get("log_alpha", torch.zeros_like(gates["eta"]))
     reads = []
     now = memory
@@ -162,23 +170,47 @@ def _predict(p: Problem, maps: Callable[[str, Tensor], Tensor], x: Tensor) -> Te
     if p.memory.gate is not None:
         hidden = hidden * maps("gate", x)
     read = maps("w1", hidden)
+    if p.norm is not None:
+        return normed(read.to(p.norm.scale), x, Norm(*(w.unsqueeze(1) for w in p.norm))).to(x.dtype)
     return read + x if p.skip else read
 
 
-def _slopes(p: Problem, memory: Weights, k: Tensor, v: Tensor) -> Pairs:
+def normed(read: Tensor, x: Tensor, norm: Norm) -> Tensor:
+    """x + LN(read) * scale + bias"""
+    return x + standardised(read)[0] * norm.scale + norm.bias
+
+
+def standardised(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Zero mean and unit variance over the last axis; and the inverse deviation."""
+    centred = x - x.mean(-1, keepdim=True)
+    inverse = torch.rsqrt(centred.square().mean(-1, keepdim=True) + EPS)
+    return centred * inverse, inverse
+
+
+def _slopes(p: Problem, memory: Weights, k: Tensor, v: Tensor, there: Tensor) -> Pairs:
     """Of every pair at this memory; a pair that is not there (zero) has none."""
     narrow = memory.map(lambda m: m.to(k.dtype))
     a = k @ narrow.w0.mT
     s, ds = ACTIVATIONS[p.activation](a), _derivative(p.activation, a)
     g = None if narrow.gate is None else k @ narrow.gate.mT
     h = s if g is None else s * g
-    error = -v
-    if p.objective == "l2":
-        error = h @ narrow.w1.mT - v + (k if p.skip else 0)
+    error = torch.where(there, _error(p, narrow, h, k, v), 0.0)
     u = error @ narrow.w1
     if g is None:
         return {"w0": (u * ds, k), "w1": (error, h)}
     return {"w0": (u * ds * g, k), "w1": (error, h), "gate": (u * s, k)}
+
+
+def _error(p: Problem, narrow: Weights, h: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The slope that the last layer gets."""
+    if p.norm is None:
+        return -v if p.objective == "dot" else h @ narrow.w1.mT - v + (k if p.skip else 0)
+    scale, bias = (w.unsqueeze(1) for w in p.norm)
+    normal, inverse = standardised((h @ narrow.w1.mT).to(scale))
+    error = -v if p.objective == "dot" else k - v + normal * scale + bias
+    g = error * scale
+    along = (g * normal).mean(-1, keepdim=True)
+    return (inverse * (g - g.mean(-1, keepdim=True) - normal * along)).to(k.dtype)
 
 
 def _derivative(activation: str, a: Tensor) -> Tensor:

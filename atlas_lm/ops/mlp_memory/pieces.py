@@ -126,17 +126,25 @@ def token_tile(base, first, there, h, row, H: tl.constexpr, WIDTH: tl.constexpr)
 
 
 @triton.jit
+def pairs_there(t0, bound, end, CHUNK: tl.constexpr, BE: tl.constexpr):
+    """Which pairs of the chunk that begins at t0 there are, of each tile: none before `bound` or from `end` on"""
+    found = (t0 + tl.arange(0, CHUNK) < end,)
+    if BE > 0:
+        edge = t0 - BE + tl.arange(0, BE)
+        found = found + ((edge >= bound) & (edge < end),)
+    return found
+
+
+@triton.jit
 def pair_tiles(
     base, first, t0, bound, end, h, row,
     CHUNK: tl.constexpr, BE: tl.constexpr, H: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """The pairs of the chunk that begins at t0; zero before `bound` and from `end` on."""
-    own = t0 + tl.arange(0, CHUNK)
-    tiles = (token_tile(base, first + t0, own < end, h, row, H, WIDTH),)
+    """The pairs of that chunk, zero where not there."""
+    there = pairs_there(t0, bound, end, CHUNK, BE)
+    tiles = (token_tile(base, first + t0, there[0], h, row, H, WIDTH),)
     if BE > 0:
-        edge = t0 - BE + tl.arange(0, BE)
-        there = (edge >= bound) & (edge < end)
-        tiles = tiles + (token_tile(base, first + t0 - BE, there, h, row, H, WIDTH),)
+        tiles = tiles + (token_tile(base, first + t0 - BE, there[1], h, row, H, WIDTH),)
     return tiles
 
 

@@ -26,6 +26,13 @@ class Weights(NamedTuple):
         return [w for w in self if w is not None]
 
 
+class Norm(NamedTuple):
+    """Of z + LN(W1 ...) * scale + bias."""
+
+    scale: Tensor  # [H, V]
+    bias: Tensor  # [H, V]
+
+
 class MLPState(NamedTuple):
     """All fp32, [N, H, ...]."""
 
@@ -62,6 +69,7 @@ class Problem:
     objective: Literal["l2", "dot"]
     activation: Literal["gelu", "silu"]
     skip: bool
+    norm: Norm | None  # fp32
     muon: Muon | None
 
     @property

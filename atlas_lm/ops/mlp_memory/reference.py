@@ -7,6 +7,7 @@ from torch.nn.functional import gelu, silu
 from atlas_lm.ops.mlp_memory.record import MLPState, Muon, Problem, Weights
 from atlas_lm.ops.newton_schulz import newton_schulz
 
+EPS = 1e-6  # of the norm
 ACTIVATIONS = {"gelu": gelu, "silu": silu}
 
 
@@ -34,6 +35,10 @@ def predict(p: Problem, memory: Weights, x: Tensor) -> Tensor:
     if memory.gate is not None:
         hidden = hidden * torch.einsum("hdf,hf->hd", memory.gate, x)
     read = torch.einsum("hvd,hd->hv", memory.w1, hidden)
+    if p.norm is not None:
+        centred = read - read.mean(-1, keepdim=True)
+        normal = centred / (centred.square().mean(-1, keepdim=True) + EPS).sqrt()
+        return x + normal * p.norm.scale + p.norm.bias
     return read + x if p.skip else read
 
 

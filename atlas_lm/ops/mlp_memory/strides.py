@@ -26,7 +26,7 @@ from atlas_lm.ops.mlp_memory.pieces import (
     weight_tiles,
     weighted,
 )
-from atlas_lm.ops.mlp_memory.walk import claims_of, kept_errors, slopes_of
+from atlas_lm.ops.mlp_memory.walk import claims_of, claims_through_norm, kept_errors, slopes_of
 
 
 @triton.jit
@@ -75,8 +75,8 @@ def push_jumps_one(
 
 @triton.jit(do_not_specialize=["k", "rank0"])
 def stride_forward_kernel(
-    x, v, pushes, keeps, fades, steps,
-    memory, momentum, start, jumps, pushed, places, anchor, errors, mail, arrived, turn,
+    x, v, pushes, keeps, fades, steps, norm,
+    memory, momentum, start, jumps, pushed, places, anchor, errors, cores, mail, arrived, turn,
     order, pair_start, first_chunk, last_chunk, length, past, k, rank0,
     H: tl.constexpr, F: tl.constexpr, D: tl.constexpr, V: tl.constexpr,
     BF: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr,
@@ -87,9 +87,10 @@ def stride_forward_kernel(
     """From chunk k - 1 to chunk k, of the sequences whose rank is rank0 and more.
 
     pushes [NC, H, JUMPS, PAIRS], keeps, fades, steps [NC, H, JUMPS]: u, keep, fade and step of every jump
-    memory, momentum: [N, H, ...] fp32, moved on   start: [H, ...] fp32, or ()
+    memory, momentum: [N, H, ...] fp32, moved on   start: [H, ...] fp32, norm: scale and bias [H, V] fp32, or ()
     jumps: O of chunk k - 1, [rank, H, JUMPS, ...], or () before the first   pushed: S of chunk k, likewise, filled,
-    or () behind the last   filled: places [NC * JUMPS + N, H, ...], anchor [N, H, ...], errors [NC, H, V, PAIRS]"""
+    or () behind the last   filled: places [NC * JUMPS + N, H, ...], anchor [N, H, ...], errors [NC, H, V, PAIRS], and with a norm
+    cores, W1 H"""
     SLICES: tl.constexpr = (D + BD - 1) // BD
     slot, rank = turn_of(turn, SLICES)
     rank += rank0 * H
@@ -110,20 +111,33 @@ def stride_forward_kernel(
     else:
         store_weights(places, now, first_place * H + h, d, D, F, V, BF, BV)
     if len(pushed) > 0:
-        READS: tl.constexpr = FEEDBACK  # slopes depend on what the memory says
+        READS: tl.constexpr = FEEDBACK or len(norm) > 0  # slopes depend on what the memory says
         first, end, oldest = tl.load(pair_start + n), tl.load(length + n), -tl.load(past + n)
         place, t0 = (begin + k) * H + h, k * CHUNK
         bound = tl.maximum(oldest, t0 - (WINDOW - 1))
-        store_weights(anchor, now, group, tl.where(begin + k == tl.load(last_chunk + n), d, D), D, F, V, BF, BV)
+        store_weights(
+            anchor,
+            now,
+            group,
+            tl.where(begin + k == tl.load(last_chunk + n), d, D),
+            D,
+            F,
+            V,
+            BF,
+            BV,
+        )
         narrow = rounded(now, dtype)
         xs = feature_tiles(x, first, t0, bound, end, h, 0, CHUNK, BE, H, F, BF)
         hidden, bent, opened, said = claims_of(
-            narrow, xs, x, v, slot, first, t0, bound, end, h, c, CHUNK, BE, H, F, V, READS, False,
+            narrow, xs, x, v, slot, first, t0, bound, end, h, c, CHUNK, BE, H, F, V, READS, len(norm) > 0,
             SKIP and FEEDBACK, ACTIVATION, FAST, PRECISION, dtype,
         )  # fmt: skip
         if READS and SLICES > 1:
             post(said, mail, arrived, group, slot, k, c, SLICES, CHUNK, BE)
             said = collect(said, mail, arrived, group, k, c, SLICES, CHUNK, BE)
+        said = claims_through_norm(
+            said, cores, norm, x, v, slot, place, first, t0, bound, end, h, c, CHUNK, EDGE, BE, H, F, V, FEEDBACK
+        )  # fmt: skip
         error = kept_errors(said, errors, slot, place, c, V, CHUNK, EDGE, BE, dtype)
         lefts, rights = slopes_of(narrow[1][0], error, xs, hidden, bent, opened, PRECISION)
         for i in tl.static_range(len(momentum)):

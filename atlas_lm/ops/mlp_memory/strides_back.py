@@ -10,6 +10,7 @@ dW_{j-1} = fade_j dW_j + what reads ask. Units are computed anew.
 import triton
 import triton.language as tl
 
+from atlas_lm.ops.mlp_memory.normed import core_and_values
 from atlas_lm.ops.mlp_memory.pieces import (
     at_pairs,
     blocks_of,
@@ -81,7 +82,7 @@ def asked_pushes(
 
 @triton.jit(do_not_specialize=["k", "rank0"])
 def stride_backward_kernel(
-    x, pushes, keeps, fades, steps,
+    x, v, pushes, keeps, fades, steps, norm, cores, dnorm,
     dmemory, dmomentum, start, dstart, jumps, djumps, before, dpushed, places, dplaces, danchor, errors,
     dunits, dvalues, dpushes, dkeeps, dfades, dsteps, mail, arrived, turn,
     order, pair_start, first_chunk, last_chunk, length, past, k, rank0,
@@ -97,7 +98,7 @@ def stride_backward_kernel(
     dpushed: asked of the S of chunk k, [rank, H, JUMPS, ...], or () behind the last; left with what later chunks ask
     before: S of chunk k - 1 likewise, or the first momentum, [rank, H, BEFORE, ...]
     jumps: O of chunk k - 1 likewise, or () before the first   filled: djumps, likewise; by chunk dunits, dA and with a
-    gate dG [NC, H, D, PAIRS], dvalues, gradient of E [NC, H, V, PAIRS], dpushes [NC, H, JUMPS, SLICES, PAIRS], dkeeps,
+    gate dG [NC, H, D, PAIRS], dvalues [NC, H, V, PAIRS] and dnorm [NC, H, 2, V] as in `walk_back`, dpushes [NC, H, JUMPS, SLICES, PAIRS], dkeeps,
     dfades, dsteps [NC, H, JUMPS, D]: parts, to be summed"""
     SLICES: tl.constexpr = (D + BD - 1) // BD
     PAIRS: tl.constexpr = CHUNK + EDGE
@@ -122,7 +123,11 @@ def stride_backward_kernel(
         for turned in range(JUMPS):
             j = JUMPS - 1 - turned
             u = vectors(pushes + (place * JUMPS + j) * PAIRS, CHUNK, EDGE, BE)
-            kept, last, source = tl.load(keeps + place * JUMPS + j), turned == 0, rank * BEFORE + BEFORE - 1
+            kept, last, source = (
+                tl.load(keeps + place * JUMPS + j),
+                turned == 0,
+                rank * BEFORE + BEFORE - 1,
+            )
             du = ()
             for i in tl.static_range(len(error)):
                 du = du + (tl.zeros([error[i].shape[1]], tl.float32),)
@@ -148,7 +153,12 @@ def stride_backward_kernel(
                 dkeep += more
             for i in tl.static_range(len(du)):
                 store_vector(
-                    dpushes + ((place * JUMPS + j) * SLICES + slot) * PAIRS, du[i], i, CHUNK, EDGE, BE
+                    dpushes + ((place * JUMPS + j) * SLICES + slot) * PAIRS,
+                    du[i],
+                    i,
+                    CHUNK,
+                    EDGE,
+                    BE,
                 )
             tl.store(dkeeps + (place * JUMPS + j) * D + d, dkeep, mask=d < D)
             tl.debug_barrier()  # read anew in the next round
@@ -163,16 +173,20 @@ def stride_backward_kernel(
             later = chunks - 1 - k
             post(part, mail, arrived, group, slot, later, c, SLICES, CHUNK, BE)
             part = collect(part, mail, arrived, group, later, c, SLICES, CHUNK, BE)
-        derror = all_rounded(part, dtype)
+        derror, dtargets = core_and_values(
+            part, x, v, cores, norm, dnorm, slot, place, first, t0, bound, end, h, c, CHUNK, EDGE, BE, H, F, V,
+            FEEDBACK,
+        )  # fmt: skip
+        derror = all_rounded(derror, dtype)
         for i in tl.static_range(len(derror)):
             if slot == 0:
-                store_tile(dvalues + place * (V * PAIRS), derror[i], c, i, V, CHUNK, EDGE, BE)
+                store_tile(dvalues + place * (V * PAIRS), dtargets[i], c, i, V, CHUNK, EDGE, BE)
         dnow = weight_tiles(dmemory, group, d, D, F, V, BF, BV)
         if len(danchor) > 0:
             border = tl.where(begin + k == tl.load(last_chunk + n), d, D)
             dnow = kept_and_asked(dnow, danchor, 1.0, group, border, D, F, V, BF, BV)
         last_layer = grown(dnow[1], dback, (error,), PRECISION)
-        if FEEDBACK:
+        if FEEDBACK or len(norm) > 0:
             back = times(w[1][0], derror, PRECISION)
             added, opening = (), ()
             for i in tl.static_range(len(da)):

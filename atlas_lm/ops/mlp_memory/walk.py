@@ -21,6 +21,7 @@ from atlas_lm.ops.mlp_memory.pieces import (
     layer,
     outer,
     pair_tiles,
+    pairs_there,
     post,
     rounded,
     store_blocks,
@@ -95,6 +96,28 @@ def claims_of(
         mine = (slot == 0) | (not READS)
         said = less_targets(said, mine, x, v, first, t0, bound, end, h, c, CHUNK, BE, H, F, V, SKIP)
     return hidden, bent, opened, said
+
+
+@triton.jit
+def claims_through_norm(
+    said, cores, norm, x, v, slot, place, first, t0, bound, end, h, c,
+    CHUNK: tl.constexpr, EDGE: tl.constexpr, BE: tl.constexpr, H: tl.constexpr, F: tl.constexpr, V: tl.constexpr,
+    FEEDBACK: tl.constexpr,
+):  # fmt: skip
+    """With a norm, errors from W1 H, which one of the slices puts into cores; without one they are there already."""
+    found = said
+    if len(norm) > 0:
+        targets = less_targets(
+            said, True, x, v, first, t0, bound, end, h, c, CHUNK, BE, H, F, V, FEEDBACK
+        )
+        for i in tl.static_range(len(said)):
+            if slot == 0:
+                store_tile(
+                    cores[0] + place * (V * (CHUNK + EDGE)), said[i], c, i, V, CHUNK, EDGE, BE
+                )
+        there = pairs_there(t0, bound, end, CHUNK, BE)
+        found = error_through_norm(said, targets, there, norm, h, c, V, FEEDBACK)
+    return found
 
 
 @triton.jit
@@ -233,17 +256,14 @@ def walk_forward_kernel(
             store_weights(anchor, now, group, d, D, F, V, BF, BV)
         if READS and SLICES > 1:
             read = collect(read, mail, arrived, group, k, c, SLICES, CHUNK, BE)
-        if len(norm) > 0:
-            targets = less_targets(
-                read, True, x, v, first, t0, bound, end, h, c, CHUNK, BE, H, F, V, FEEDBACK
-            )  # fmt: skip
-            for i in tl.static_range(len(read)):
-                if slot == 0:
-                    store_tile(cores[0] + place * (V * PAIRS), read[i], c, i, V, CHUNK, EDGE, BE)
-            read = error_through_norm(read, targets, norm, h, c, V, FEEDBACK, dtype)
+        read = claims_through_norm(
+            read, cores, norm, x, v, slot, place, first, t0, bound, end, h, c, CHUNK, EDGE, BE, H, F, V, FEEDBACK
+        )  # fmt: skip
         error = kept_errors(read, errors, slot, place, c, V, CHUNK, EDGE, BE, dtype)
 
-        lefts, rights = slopes_of(rounded(now, dtype)[1][0], error, xs, hidden, bent, opened, PRECISION)
+        lefts, rights = slopes_of(
+            rounded(now, dtype)[1][0], error, xs, hidden, bent, opened, PRECISION
+        )
         w = vectors(mix + (place * CHUNK + CHUNK - 1) * PAIRS, CHUNK, EDGE, BE)
         kept, pushing = tl.load(keep + place * CHUNK + CHUNK - 1), 0.0
         if len(momentum) > 0:

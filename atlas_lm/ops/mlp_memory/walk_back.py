@@ -14,6 +14,7 @@ A program holds rows of dW in registers and those of dS in memory; dE is the one
 import triton
 import triton.language as tl
 
+from atlas_lm.ops.mlp_memory.normed import core_and_values
 from atlas_lm.ops.mlp_memory.pieces import (
     blocks_of,
     chunk_tiles,
@@ -169,7 +170,7 @@ def kept_and_asked(
 
 @triton.jit
 def walk_backward_kernel(
-    x, mix, keep, push, tail_mix, tail_keep,
+    x, v, mix, keep, push, tail_mix, tail_keep, norm, cores, dnorm,
     dmemory, dmomentum, start, dstart, borders, momentum_borders, dborders, dmomentum_borders, danchor,
     errors, derrors, units, dvalues, dscalars,
     mail, arrived, turn, pair_start, first_chunk, length, past,
@@ -181,7 +182,8 @@ def walk_backward_kernel(
     """dmemory, dmomentum: asked of the state after the last chunk, and left as what is asked of that before the first
     dstart: zero, fp32 [N, H, ...], filled   dborders, dmomentum_borders: asked by the reads of each chunk, and left
     as what is asked of the state after it   units: dU, dA (and dG) are left as they are after the walk
-    filled: dvalues [NC, H, V, PAIRS], gradient of E; dscalars [NC, H, 3, D], of the last keep, last push and carry:
+    norm: scale and bias [H, V], cores: as the walk forward left them; () without a norm
+    filled: dvalues [NC, H, V, PAIRS], gradient of skip X - V, or of -V for dot; dnorm [NC, H, 2, V]; dscalars [NC, H, 3, D], of the last keep, last push and carry:
     parts, to be summed"""
     SLICES: tl.constexpr = (D + BD - 1) // BD
     PAIRS: tl.constexpr = CHUNK + EDGE
@@ -197,9 +199,8 @@ def walk_backward_kernel(
         d, c = fresh(rows, k), fresh(columns, k)
         place, t0 = (begin + count - 1 - k) * H + h, (count - 1 - k) * CHUNK
         at_units = place * (D * PAIRS)
-        xs = feature_tiles(
-            x, first, t0, tl.maximum(oldest, t0 - (WINDOW - 1)), end, h, k, CHUNK, BE, H, F, BF
-        )
+        bound = tl.maximum(oldest, t0 - (WINDOW - 1))
+        xs = feature_tiles(x, first, t0, bound, end, h, k, CHUNK, BE, H, F, BF)
         error = chunk_tiles(errors + place * (V * PAIRS), c, V, CHUNK, EDGE, BE)
         hidden = chunk_tiles(units[0] + at_units, d, D, CHUNK, EDGE, BE)
         bent = chunk_tiles(units[2] + at_units, d, D, CHUNK, EDGE, BE)
@@ -271,11 +272,15 @@ def walk_backward_kernel(
         if SLICES > 1:
             part = collect(part, mail, arrived, group, k, c, SLICES, CHUNK, BE)
         derror = plus(part, chunk_tiles(derrors + place * (V * PAIRS), c, V, CHUNK, EDGE, BE))
+        derror, dtargets = core_and_values(
+            derror, x, v, cores, norm, dnorm, slot, place, first, t0, bound, end, h, c, CHUNK, EDGE, BE, H, F, V,
+            FEEDBACK,
+        )  # fmt: skip
         derror = all_rounded(derror, dtype)
         for i in tl.static_range(len(derror)):
             if slot == 0:
-                store_tile(dvalues + place * (V * PAIRS), derror[i], c, i, V, CHUNK, EDGE, BE)
-        if FEEDBACK:
+                store_tile(dvalues + place * (V * PAIRS), dtargets[i], c, i, V, CHUNK, EDGE, BE)
+        if FEEDBACK or len(norm) > 0:
             back = times(last, derror, PRECISION)
             added, opening = (), ()
             for i in tl.static_range(len(da)):
