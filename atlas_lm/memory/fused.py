@@ -42,8 +42,6 @@ def _unknown(spec: MemorySpec) -> str | None:
     rule = spec.optimizer
     if spec.keeps_pairs:
         return "kept pairs have no weights that a kernel could hold"
-    if spec.network.norm:
-        return "only memories without an output norm have kernels for many tokens"
     if isinstance(spec.objective, Huber):
         return "the Huber objective has no kernel"
     if isinstance(spec.retention, Renormalise):
@@ -59,6 +57,8 @@ def _unknown(spec: MemorySpec) -> str | None:
 
 def _unknown_matrix(spec: MemorySpec) -> str | None:
     size = spec.window.size
+    if spec.network.norm:
+        return "a matrix memory with an output norm has no kernel for many tokens"
     if isinstance(spec.optimizer, Muon):
         return "Newton-Schulz steps of a matrix memory have no kernel for many tokens"
     if _exact(spec) and isinstance(spec.optimizer, Momentum):
@@ -141,7 +141,7 @@ def _apply(
     if spec.retention.reads_start:
         start = {n: weights[f"memory.{n}"] for n in spec.fast_shapes}
     if not isinstance(spec.architecture, Matrix):
-        y, end = _two_layers(spec, start, state, given)
+        y, end = _two_layers(spec, start, state, given, _norm(weights))
     elif start:
         y, end = _matrix_from(spec, start[WEIGHT], state, given)
     else:
@@ -183,7 +183,11 @@ def _matrix_from(
 
 
 def _two_layers(
-    spec: MemorySpec, start: Fast, state: MemoryState, given: Operands
+    spec: MemorySpec,
+    start: Fast,
+    state: MemoryState,
+    given: Operands,
+    norm: mlp_memory.Norm | None,
 ) -> tuple[Tensor, End]:
     more = given.q.shape[-1] - spec.feature_dim
     y, end = mlp_memory.mlp_memory(
@@ -191,7 +195,7 @@ def _two_layers(
         memory=_weights(state.memory, more),
         momentum=_weights(state.momentum, more) if state.momentum else None,
         start=_weights(start, more) if start else None,
-        activation=spec.network.activation, skip=skips(spec), muon=_muon(spec),
+        activation=spec.network.activation, skip=skips(spec), norm=norm, muon=_muon(spec),
         **_anchored(spec, given), **_options(given),
     )  # fmt: skip
     return y, End(*(_by_name(weights, more) for weights in end))
@@ -211,6 +215,11 @@ def _by_name(weights: mlp_memory.Weights | None, more: int) -> Fast:
 def _wider(x: Tensor, more: int) -> Tensor:
     """With so many columns more, of zeros; fewer, where negative."""
     return pad(x, (0, more)) if more else x
+
+
+def _norm(weights: Mapping[str, Tensor]) -> mlp_memory.Norm | None:
+    scale, bias = (weights.get(f"architecture.norm_{n}") for n in ("weight", "bias"))
+    return None if scale is None or bias is None else mlp_memory.Norm(scale, bias)
 
 
 def _muon(spec: MemorySpec) -> mlp_memory.Muon | None:

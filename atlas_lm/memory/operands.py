@@ -78,7 +78,7 @@ def of_grid(
 
 def width(spec: MemorySpec) -> int:
     """Columns that features stand in: for two layers, where kernels are faster so, odd numbers of them are
-    filled up with zeros to whole sixteens. Not with a skip, which adds features to as many values."""
+    filled up with zeros to whole sixteens. Not where a read adds its query, as many features as values."""
     features = spec.feature_dim
     even = isinstance(spec.architecture, Matrix) or skips(spec) or features % 8 == 0
     return features if even else features + -features % 16
@@ -86,7 +86,8 @@ def width(spec: MemorySpec) -> int:
 
 def skips(spec: MemorySpec) -> bool:
     """A read adds its query to what the weights say: wanted, and there are as many features as values."""
-    return spec.network.skip and spec.feature_dim == spec.value_dim
+    network = spec.network
+    return (network.skip or network.norm) and spec.feature_dim == spec.value_dim
 
 
 def _features(spec: MemorySpec, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(autouse=True)
 def on_the_cpu(monkeypatch):
     """Cases that other folders lend would go to a GPU where there is one."""
-    from tests.ops import linear_cases, test_memory_step, test_newton_schulz_fused
+    from tests.ops import linear_cases, mlp_cases, test_memory_step, test_newton_schulz_fused
 
-    for module in (linear_cases, test_memory_step, test_newton_schulz_fused):
+    for module in (linear_cases, mlp_cases, test_memory_step, test_newton_schulz_fused):
         monkeypatch.setattr(module, "DEVICE", "cpu")

@@ -1,5 +1,6 @@
 """Launches of kernels that were compiled for Hopper, run by the emulator, tensors on the CPU."""
 
+import collections
 import contextlib
 import ctypes
 import functools
@@ -14,10 +15,14 @@ import torch
 from benchmarks.kernel_bench.hopper import Launch, launches_to
 from tests.hopper.decoder import Decoder
 from tests.hopper.instructions import INSTRUCTIONS
-from tests.hopper.machine import Block, Memory, Order
+from tests.hopper.machine import Block, Fault, Memory, Order
 from tests.hopper.parse import parse
 from tests.hopper.tensor_cores import TENSOR_CORES
 from tests.hopper.transfers import TRANSFERS
+
+RESIDENT = 5  # programs that run side by side
+PATIENCE = 1000  # looks for a sign of others that are in vain
+END = object()
 
 
 @contextlib.contextmanager
@@ -33,16 +38,32 @@ def decoded(text: str) -> Decoder:
 
 
 def run(launch: Launch, program: Decoder, order: Order) -> None:
-    """All programs of the grid, one after the other."""
+    """All programs of the grid, one after the other; while one waits for others, those go on, or the next begin."""
     memory = Memory([region(a) for a in launch.arguments if isinstance(a, torch.Tensor)])
     arguments = [*map(word, launch.arguments), 0, 0]  # two pointers to scratch, which nobody uses
     warps, shared = launch.metadata.num_warps, launch.metadata.shared
+    places = list(itertools.product(*map(range, launch.grid)))
+    waiting = collections.deque(places if order.warps == "up" else reversed(places))
+    running: collections.deque[Iterator[None]] = collections.deque()
+    patience, signals = PATIENCE, 0
     with np.errstate(all="ignore"):
-        for place in itertools.product(*map(range, launch.grid)):
-            Block(
-                program.code, program.registers, memory, arguments, warps, shared, place, launch.grid,
-                order,
-            ).run()  # fmt: skip
+        while waiting or running:
+            if waiting and len(running) < RESIDENT:
+                running.append(
+                    Block(
+                        program.code, program.registers, memory, arguments, warps, shared, waiting.popleft(),
+                        launch.grid, order,
+                    ).run()
+                )  # fmt: skip
+                running.rotate(1)
+            ended = next(running[0], END) is END
+            if ended:
+                running.popleft()
+            running.rotate(-1)
+            moved = ended or memory.signals != signals
+            patience, signals = PATIENCE if moved else patience - 1, memory.signals
+            if not patience:
+                raise Fault(f"{len(running)} programs wait for each other for ever")
 
 
 def word(argument: Any) -> int:

@@ -18,7 +18,8 @@ NEXT = np.arange(16)[:, None]  # words or bytes behind an address
 
 Lanes = np.ndarray[Any, np.dtype[Any]]  # one number per lane, as bits
 Code = Callable[["Warp"], int | None]  # -> None: on to the next, or where to go on
-HOLD, BARRIER, EXIT = -1, -2, -3  # instead of a place: ask again later; wait for all; done
+# instead of a place: ask again later; wait for all; done; on to the next, but other programs may go first
+HOLD, BARRIER, EXIT, REST = -1, -2, -3, -4
 
 
 class Fault(Exception):
@@ -33,6 +34,7 @@ class Memory:
         self.starts = [start for start, _ in known]
         self.views = [{n: _as_words(data, n) for n in WORD} for _, data in known]
         self.ends = [start + len(data) for start, data in known]
+        self.signals = 0  # additions by which programs tell others how far they are
 
     def load(self, address: Lanes, mask: Lanes, size: int, count: int = 1) -> list[Lanes]:
         """`count` words of `size` bytes per lane, one behind the other; zero where masked out."""
@@ -137,6 +139,7 @@ class Warp:
     waits: bool = False  # at a barrier
     done: bool = False
     held: bool = False  # must be asked again
+    rests: bool = False  # has looked for a sign of another program
     open: list[Callable[[], None]] = field(default_factory=list)  # copies not committed yet
     copies: list[list[Callable[[], None]]] = field(default_factory=list)
     products: int = 0  # issued so far
@@ -204,10 +207,16 @@ class Block:
         self.groups = [Warpgroup(self.warps[n : n + GROUP]) for n in range(0, warps, GROUP)]
         self.random = random.Random(order.seed)
 
-    def run(self) -> None:
+    def run(self) -> Iterator[None]:
+        """Until all warps are done. Stops where all that can go on look for signs of other programs."""
         while True:
             ready = [w for w in self.warps if not (w.done or w.waits)]
-            fresh = [w for w in ready if not w.held]
+            fresh = [w for w in ready if not (w.held or w.rests)]
+            if not fresh and any(w.rests for w in ready):
+                yield
+                for warp in ready:
+                    warp.rests = False
+                continue
             if ready and not fresh:
                 raise Fault("all warps wait for products that some warp never issues")
             if not ready:
@@ -239,9 +248,9 @@ class Block:
             where = f"warp {warp.number} of program {self.place}, instruction {pc}"
             raise Fault(f"{where}: {trouble}") from trouble
         moved = pc != warp.pc or step != HOLD
-        warp.pc = pc + (step == BARRIER)
+        warp.pc = pc + (step in (BARRIER, REST))
         warp.waits, warp.done = step == BARRIER, step == EXIT
         if moved:
             for other in self.warps:  # those that were held may go on
                 other.held = False
-        warp.held = step == HOLD
+        warp.held, warp.rests = step == HOLD, step == REST

@@ -11,9 +11,16 @@ from atlas_lm.ops.memory_step import StepRule, fused, memory_step_reference
 from atlas_lm.ops.newton_schulz import newton_schulz
 from benchmarks.kernel_bench.hopper import launches_to
 from tests.hopper.orders import in_all_orders, late
-from tests.ops import linear_cases, test_delta_rule, test_memory_step, test_newton_schulz_fused
+from tests.ops import (
+    linear_cases,
+    mlp_cases,
+    test_delta_rule,
+    test_memory_step,
+    test_newton_schulz_fused,
+)
 from tests.ops.judging import assert_within_twice
 from tests.ops.linear_cases import Case, named
+from tests.ops.mlp_cases import Case as DeepCase
 from tests.ops.test_delta_rule import Case as DeltaCase
 
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -76,6 +83,30 @@ def test_the_delta_rule(dtype, case):
     )
     got = late(lambda: test_delta_rule.run(case, "fused", inputs, dtype))
     assert_within_twice(got, plain, truth)
+
+
+WIDE = dict(hidden=160, heads=2)  # three slices to a head
+DEEP = [
+    (BF16, DeepCase(tokens=70, chunk=64, features=64, values=64, window=16, momentum=True, **WIDE)),
+    (BF16, DeepCase(tokens=33, chunk=32, gated=True, start=True, norm=True, momentum=True, hidden=96)),
+    (BF16, DeepCase(tokens=20, features=153, values=40, hidden=64, borders=(0, 17, 20))),
+    (BF16, DeepCase(tokens=36, chunk=32, period=8, gated=True, start=True, window=4, hidden=96, heads=2)),
+    (BF16, DeepCase(tokens=20, period=16, norm=True, borders=(0, 17, 20), **WIDE)),
+    (FP32, DeepCase(tokens=20, period=16, start=True, hidden=48)),
+    (FP32, DeepCase(tokens=20, momentum=True, window=4, hidden=48)),
+]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "case"), DEEP, ids=lambda x: mlp_cases.named(x) if isinstance(x, DeepCase) else str(x)
+)
+def test_deep_memories(dtype, case):
+    """Where hidden units come in slices, programs of one head wait for each other."""
+    inputs = mlp_cases.draw(case, dtype)
+    truth, plain = (mlp_cases.run(case, "parallel", inputs, t) for t in (torch.float64, dtype))
+    run = in_all_orders if case.hidden == 160 else late
+    got = run(lambda: mlp_cases.run(case, "fused", inputs, dtype))
+    assert_within_twice(got, plain, truth, linear_cases.SLACK[dtype])
 
 
 @pytest.mark.parametrize(

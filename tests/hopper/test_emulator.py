@@ -9,6 +9,7 @@ pytest.importorskip("triton", reason="what is emulated is what Triton compiles")
 import triton
 import triton.language as tl
 
+from atlas_lm.ops.mlp_memory.pieces import collect, post, turn_of
 from tests.hopper.driver import emulated
 from tests.hopper.machine import Fault, Order
 from tests.hopper.orders import EARLY, LATE, in_all_orders
@@ -151,6 +152,46 @@ def test_faults_are_seen(fault):
         except Fault:
             right_in_all = False
     assert not right_in_all
+
+
+@triton.jit
+def hand_over_kernel(x, out, mail, arrived, turn, SLICES: tl.constexpr):
+    """Programs of a group add up their rows, twice."""
+    slot, group = turn_of(turn, SLICES)
+    c, t = tl.arange(0, 16), tl.arange(0, 16)
+    at = c[:, None] * 16 + t[None, :]
+    part = (tl.load(x + (group * SLICES + slot) * 256 + at),)
+    for k in range(2):
+        post(part, mail, arrived, group, slot, k, c, SLICES, 16, 0)
+        part = collect(part, mail, arrived, group, k, c, SLICES, 16, 0)
+    tl.store(out + (group * SLICES + slot) * 256 + at, part[0])
+
+
+def handed_over(groups=4, slices=3):
+    x = torch.randn(groups, slices, 16, 16, generator=torch.Generator().manual_seed(0))
+    out, mail = torch.empty_like(x), torch.empty(groups * 2 * slices * 256)
+    counts = torch.zeros(groups + 1, dtype=torch.int32)
+    hand_over_kernel[(groups * slices,)](x, out, mail, counts[1:], counts[:1], SLICES=slices)
+    return {"out": out, "wanted": slices * x.sum(1, keepdim=True).expand_as(x)}
+
+
+def test_programs_wait_for_each_other():
+    """More of them than run side by side, begun in either order."""
+    got = in_all_orders(handed_over)
+    torch.testing.assert_close(got["out"], got["wanted"])
+
+
+def test_programs_that_wait_in_vain():
+    with emulated(LATE, without(r"@%p\d+ atom\.global\.gpu\.release")):
+        with pytest.raises(Fault, match="wait for each other for ever"):
+            handed_over()
+
+
+def test_programs_that_do_not_wait():
+    never = instead(r"ld\.acquire\.gpu\.global\.b32 (%r\d+), [^;]*", r"mov.u32 \1, 1000")
+    with emulated(LATE, never):
+        got = handed_over()
+    assert not torch.allclose(got["out"], got["wanted"])
 
 
 def test_out_of_bounds():

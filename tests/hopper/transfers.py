@@ -7,7 +7,7 @@ import numpy as np
 
 from tests.hopper.decoder import Decoder, Maker
 from tests.hopper.formats import KINDS, WORDS
-from tests.hopper.machine import LANES, Code, Lanes, Warp
+from tests.hopper.machine import LANES, REST, Code, Fault, Lanes, Warp
 from tests.hopper.parse import Instruction
 
 
@@ -41,7 +41,18 @@ def make_load(d: Decoder, i: Instruction) -> Code:
         words = [x.view(kind).astype(to, copy=False) for x, to in zip(words, wide, strict=True)]
         return words if len(targets) > 1 else words[0]
 
-    return d.writes(i, targets, load)
+    run = d.writes(i, targets, load)
+    return resting(run) if "acquire" in parts else run
+
+
+def resting(run: Code) -> Code:
+    """Whoever looks for a sign lets others go on."""
+
+    def step(w: Warp) -> int:
+        run(w)
+        return REST
+
+    return step
 
 
 def make_store(d: Decoder, i: Instruction) -> Code:
@@ -61,6 +72,28 @@ def make_store(d: Decoder, i: Instruction) -> Code:
             w.block.shared.mark(address, guard(w), size * len(sources), w.number)
 
     return store
+
+
+def make_addition(d: Decoder, i: Instruction) -> Code:
+    """atom.add, lane after lane: what was there before."""
+    target, address, term = map(str, i.operands)
+    parts = i.name.split(".")
+    if "add" not in parts or "global" not in parts or WORDS[parts[-1]] is not np.uint32:
+        raise Fault(f"the emulator does not know {i}")
+    at, offset = d.address(address, np.uint64)
+    to, by, guard = d.place(target, np.uint32), d.place(term, np.uint32), d.guard(i)
+
+    def add(w: Warp) -> None:
+        memory, found = w.block.memory, w.registers[to].copy()
+        for lane in guard(w).nonzero()[0]:
+            one, here = np.arange(LANES) == lane, w.registers[at].astype(np.int64) + offset
+            [before] = memory.load(here, one, 4)
+            memory.store(here, one, 4, [before + w.registers[by]])
+            found[lane] = before[lane]
+        w.registers[to] = found
+        memory.signals += 1
+
+    return add
 
 
 def make_copy(d: Decoder, i: Instruction) -> Code:
@@ -100,4 +133,4 @@ def _commit_copies(w: Warp) -> None:
     w.open = []
 
 
-TRANSFERS: dict[str, Maker] = dict(ld=make_load, st=make_store, cp=make_copy)
+TRANSFERS: dict[str, Maker] = dict(ld=make_load, st=make_store, cp=make_copy, atom=make_addition)

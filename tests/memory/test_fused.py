@@ -51,15 +51,20 @@ RULES = {
     "deep, ten features": ("titans_atlas", GATED | POLYNOMIAL | dict(retention=DecayToStart())),
     "deep, skip": ("omeganet", SWIGLU | dict(features=AS_MANY_AS_VALUES, window=PAIR)),
     "deep, Muon": ("atlas_pp", GATED | POLYNOMIAL | dict(retention=DecayToStart(), period=8)),
+    "deep, norm": (
+        "ttt_mlp",
+        dict(architecture=MLP(expansion=8, norm=True), value_dim=8, retention=DecayToStart()),
+    ),
     "deep, dot": ("swdt", DEEP | dict(features=Taylor(degree=2, project=3), window=FIXED)),
 }
 TOKENS, PIECES = 40, (slice(0, 19), slice(19, 20), slice(20, 40))  # cut inside a chunk
+ORTHOGONAL = 1e-5  # Newton-Schulz lifts small singular values: plain fp32 is 5.7e-6 off
 AMPLITUDES = 4e-6  # their gradient loses digits as they are normed: plain fp32 is 2.5e-6 off
 
 
 def made(rule, **sizes):
     name, parts = RULES[rule]
-    return presets.build(name, **dict(heads=1, key_dim=8, value_dim=6) | sizes, **parts)
+    return presets.build(name, **dict(heads=1, key_dim=8, value_dim=6) | parts | sizes)
 
 
 def padding():
@@ -122,7 +127,7 @@ def truth(rule, mode="pieces"):
 def test_fused_is_the_reference(rule, mode):
     count = len(layout(mode)[0])
     got = stream(made(rule), ["fused"] * count, torch.float32, mode)
-    assert_near(got, truth(rule, mode), 2e-6)
+    assert_near(got, truth(rule, mode), ORTHOGONAL if "Muon" in rule else 2e-6)
 
 
 @pytest.mark.parametrize("rule", ["titans", "gated pairs", "delta window", "deep, ten features"])
@@ -209,10 +214,8 @@ def test_auto_takes_no_kernel_on_the_cpu(tokens, calls):
 
 REFUSED = {
     "kept pairs": (("softmax_attention", {}), {}, "kept pairs have no weights"),
-    "a norm": (("ttt_linear", {}), {}, "without an output norm"),
-    "a deep norm": (("ttt_mlp", {}), {}, "without an output norm"),
+    "a norm": (("ttt_linear", {}), {}, "a matrix memory with an output norm"),
     "Muon": (("titans", ANCHORED | dict(optimizer=Muon())), {}, "Newton-Schulz"),
-    "deep Muon": (("atlas", {}), {}, "Newton-Schulz"),
     "Muon's momentum": (
         ("titans", dict(optimizer=Muon(carry_per="period"), period=16)),
         {},

@@ -52,18 +52,13 @@ BLOCKS = {
     "faded_backward_kernel": Block(64, 64, 4),
     "faded_backward_kernel fp32": Block(32, 32, 8),
 }
-# their programs wait for each other
+# their programs wait for each other, which interpreted ones, run one after the other, cannot
 WALKS = (
     "walk_forward_kernel",
     "walk_backward_kernel",
     "stride_forward_kernel",
     "stride_backward_kernel",
 )
-
-
-def one_by_one(like: Tensor) -> bool:
-    """Interpreted or emulated programs run one after the other, so none can wait for another's part."""
-    return not like.is_cuda
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,7 +117,7 @@ class Shape:
         half = like.dtype in HALVES
         block = pick(BLOCKS, kernel.__name__, {"fp32": not half})
         hidden = padded(self.hidden)
-        if not (kernel.__name__ in WALKS and one_by_one(like)):
+        if not (kernel.__name__ in WALKS and interpreted()):
             hidden = min(block.hidden, hidden)
         return dict(
             H=like.shape[1], F=self.features, D=self.hidden, V=self.values,

@@ -250,7 +250,7 @@ def pairs_backward_kernel(
     dtype: tl.constexpr = x.dtype.element_ty
     i, h = tl.program_id(0).to(tl.int64) // H, tl.program_id(0) % H
     n = tl.load(sequence + i)
-    t0, _, first, end, oldest = place_of(
+    t0, token, first, end, oldest = place_of(
         i, token_start, pair_start, length, past, first_chunk, sequence, CHUNK
     )
     if t0 >= end:
