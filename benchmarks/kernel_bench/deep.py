@@ -100,8 +100,8 @@ def compiled_run(period: int) -> Callable[[Tensors], Tensors]:
 
 @cache
 def uncompiled() -> tuple[Any, Callable[..., Any]]:
-    """Where the coefficients of all chunks are computed, and the function kept from the compiler: 64 steps that
-    would become one graph of thousands of nodes."""
+    """Where the coefficients of all chunks are computed, and the function kept from the compiler: 64 steps
+    that would become one graph of thousands of nodes."""
     module = importlib.import_module("atlas_lm.ops.mlp_memory.parallel")
     return module, torch.compiler.disable(module.chunk_weights_reference)
 

@@ -38,7 +38,7 @@ def decoded(text: str) -> Decoder:
 
 
 def run(launch: Launch, program: Decoder, order: Order) -> None:
-    """All programs of the grid, one after the other; while one waits for others, those go on, or the next begin."""
+    """All programs of the grid, one after the other; while one waits, others go on, or the next begin."""
     memory = Memory([region(a) for a in launch.arguments if isinstance(a, torch.Tensor)])
     arguments = [*map(word, launch.arguments), 0, 0]  # two pointers to scratch, which nobody uses
     warps, shared = launch.metadata.num_warps, launch.metadata.shared

@@ -117,9 +117,9 @@ def run(case, form, inputs, dtype):
 
 
 def assert_twice_plain(case, dtype, draws=DRAWS):
-    """Every error at most twice that of the plain form in the same dtype, over some draws together: the gradient of
-    a gate is a few sums of products of either sign, whose error in one draw is easily a third or three times what
-    it is in another, in both forms. Returns the last fused results."""
+    """Every error at most twice that of the plain form in the same dtype, over some draws together: the
+    gradient of a gate is a few sums of products of either sign, whose error in one draw is easily a third or
+    three times what it is in another, in both forms. Returns the last fused results."""
     wanted = pooled(case, "parallel", torch.float64, dtype, draws)
     plain, fused = (pooled(case, form, dtype, dtype, draws) for form in ("parallel", "fused"))
     assert_within_twice(fused, plain, wanted, SLACK[dtype])

@@ -99,7 +99,7 @@ def faded_backward_kernel(
     CHUNK: tl.constexpr, JUMPS: tl.constexpr,
     SKIP: tl.constexpr, ACTIVATION: tl.constexpr, FAST: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Filled: dplaces, dstart [NC * JUMPS + N, H, ...], all of them, zero for places that nobody reads; dq, dfade"""
+    """Filled: dplaces, dstart [NC * JUMPS + N, H, ...], all, zero for places that nobody reads; dq, dfade"""
     i, h = tl.program_id(0).to(tl.int64) // H, tl.program_id(0) % H
     token, there, at = tokens_of(i, h, owner, first_chunk, token_start, length, H, CHUNK, JUMPS, BT)
     dtype: tl.constexpr = q.dtype.element_ty
@@ -122,8 +122,8 @@ def faded_backward_kernel(
             gate, gate_keep, _ = asked_units(queries, w, (), still, kept, kept, 2, PRECISION)
             read, bend = read * gate, bend * gate
         dread, dkept_last, _ = ask_last(
-            read, out, w, (), still, kept, kept, d, dplaces[1] + shift_last, (), row_of(dstart, 1, shift_last),
-            dtype, D, V, BV, PRECISION,
+            read, out, w, (), still, kept, kept, d, dplaces[1] + shift_last, (),
+            row_of(dstart, 1, shift_last), dtype, D, V, BV, PRECISION,
         )  # fmt: skip
         dunit = bend * dread
         dkept += dkept_last + tl.sum(dunit * by_keep, axis=0)

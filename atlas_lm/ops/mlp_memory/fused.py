@@ -82,13 +82,13 @@ class _MLPMemory(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor | None, *dstate: Tensor | None) -> Any:
         shape: Shape = ctx.shape
         q, k, v, *saved = ctx.saved_tensors
-        weights, norm, cores = ChunkWeights(*saved[:5]), (), ()
-        saved = saved[5:]
+        weights, saved = ChunkWeights(*saved[:5]), saved[5:]
+        norm: Columns = ()
+        cores: Columns = ()
         if shape.normed:
             norm, cores, saved = tuple(saved[:2]), (saved[2],), saved[3:]
-        before = _Before(
-            q, k, v, weights, norm, cores, *saved[:2], *shape.split(saved[2:], start=True)
-        )
+        (errors, score), states = saved[:2], shape.split(saved[2:], start=True)
+        before = _Before(q, k, v, weights, norm, cores, errors, score, *states)
         dy = q.new_zeros(*q.shape[:2], shape.values) if dy is None else dy.contiguous()
         back = _units_back(shape, before, dy)
         walked = _walk_back(shape, before, back, *shape.split(dstate))
@@ -231,10 +231,10 @@ def _walk_back(
     )
     anchored = any(a is not None for a in danchor)
     walk_backward_kernel[(s.count * k.shape[1] * slices(options),)](
-        k, before.v, *before.weights, before.norm, before.cores, walked.norm, walked.memory, walked.momentum, before.start, walked.start, before.borders,
-        before.momentum_borders, back.borders, back.momentum_borders,
-        asked(danchor, before.borders, s.count) if anchored else (), before.errors, back.errors,
-        tuple(back.units.values()), walked.values, scalars, *mail(options, k, s.count),
+        k, before.v, *before.weights, before.norm, before.cores, walked.norm, walked.memory, walked.momentum,
+        before.start, walked.start, before.borders, before.momentum_borders, back.borders,
+        back.momentum_borders, asked(danchor, before.borders, s.count) if anchored else (), before.errors,
+        back.errors, tuple(back.units.values()), walked.values, scalars, *mail(options, k, s.count),
         s.pair_start, s.first_chunk, s.length, s.past, FEEDBACK=shape.feedback, **options,
     )  # fmt: skip
     starts = (

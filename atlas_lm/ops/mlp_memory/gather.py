@@ -21,8 +21,8 @@ def gather_kernel(
     H: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, EDGE: tl.constexpr, CHUNK: tl.constexpr,
     SIGN: tl.constexpr,
 ):  # fmt: skip
-    """out: [rows, H, WIDTH], of a pair from its own chunk and the next one; from the first chunk also of those before
-    it   parts: tensors [NC, H, WIDTH, EDGE + CHUNK]"""
+    """out: [rows, H, WIDTH], of a pair from its own chunk and the next; from the first chunk also of those
+    before it   parts: tensors [NC, H, WIDTH, EDGE + CHUNK]"""
     PAIRS: tl.constexpr = EDGE + CHUNK
     i, h = tl.program_id(0).to(tl.int64) // H, tl.program_id(0) % H
     n = tl.load(sequence + i)

@@ -1,5 +1,5 @@
-"""Host side that all kernels of a two-layer memory share: what they are compiled for, how they are cut and launched,
-and the weights as they hold them: hidden units as rows, the last layer transposed."""
+"""Host side that all kernels of a two-layer memory share: what they are compiled for, how they are cut and
+launched, and the weights as they hold them: hidden units as rows, the last layer transposed."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from atlas_lm.ops.backend import HALVES, interpreted
 from atlas_lm.ops.mlp_memory.gather import gather_kernel
-from atlas_lm.ops.mlp_memory.parallel import normed
+from atlas_lm.ops.mlp_memory.plain import normed
 from atlas_lm.ops.mlp_memory.record import MLPState, Problem, Weights
 from atlas_lm.ops.sequences import Sequences
 from atlas_lm.ops.tiles import pick
@@ -84,7 +84,8 @@ class Shape:
         features, hidden, values = p.sizes
         return cls(
             p.sequences, p.q.shape[0], features, hidden, values, p.window, len(p.memory.given),
-            p.momentum is not None, p.start is not None, p.objective == "l2", p.skip and p.norm is None, p.norm is not None, p.activation,
+            p.momentum is not None, p.start is not None, p.objective == "l2", p.skip and p.norm is None,
+            p.norm is not None, p.activation,
         )  # fmt: skip
 
     @property
@@ -158,7 +159,7 @@ def per_chunk(
 def mail(
     options: dict[str, Any], like: Tensor, count: int, turns: int = 1
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Where the slices of a head post their parts, and count them; whose turn it is to begin, for each launch."""
+    """Where the slices of a head post their parts, and count them; for each launch whose turn it is."""
     groups = count * options["H"]
     size = 2 * slices(options) * options["BV"] * (options["CHUNK"] + options["BE"])
     box = like.new_empty(groups * size if slices(options) > 1 else 0, dtype=torch.float32)

@@ -1,7 +1,8 @@
-"""The fused form of Muon: a loop over strides, two launches and a Newton-Schulz for each weight; all reads at once.
+"""The fused form of Muon: a loop over strides, two launches and a Newton-Schulz for each weight; all reads
+at once.
 
-Sequences take part in the order of their lengths, so that those that still run stand together in every stride, and
-what is kept of a stride, the S and O of its jumps, lies as Newton-Schulz reads it."""
+Sequences take part in the order of their lengths, so that those that still run stand together in every
+stride, and what is kept of a stride, the S and O of its jumps, lies as Newton-Schulz reads it."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -111,7 +112,7 @@ class _Plan:
         return tuple(w[first : first + self.running[k]] for w in given)
 
     def launches(self, k: int) -> Iterator[tuple[int, int, bool]]:
-        """Of the stride to chunk k: the first sequence in order, how many, and whether they have a chunk k."""
+        """Of the stride to chunk k: the first rank, how many, and whether those sequences have a chunk k."""
         on = self.running[k] if k < len(self.running) else 0
         began = self.running[k - 1] if k else self.shape.sequences.count
         if on:
@@ -138,7 +139,7 @@ def _plan(shape: Shape, muon: Muon, device: torch.device) -> _Plan:
 
 
 def _coefficients(p: Problem, plan: _Plan) -> tuple[tuple[Tensor, ...], Tensor]:
-    """u [NC, H, JUMPS, PAIRS], keep, fade and step [NC, H, JUMPS] of all jumps; the fade of every read [NC, H, b]."""
+    """u [NC, H, JUMPS, PAIRS], keep, fade and step [NC, H, JUMPS] of all jumps; fades of reads [NC, H, b]."""
     s, period, edge = p.sequences, plan.muon.period, plan.shape.edge
     moved = chunk_weights(torch.ones_like(p.eta), None, None, p.gamma, s, halo=edge, retain=p.theta)
     number = torch.arange(s.chunks, device=p.q.device)
@@ -187,8 +188,8 @@ class _Strides(torch.autograd.Function):
                 stride_forward_kernel[(count * k.shape[1] * slices(options),)](
                     k, v, *coefficients, norm, memory, momentum, start, before,
                     plan.stride(step, pushed) if on else (), places, anchor, errors, cores, box, arrived,
-                    turns[2 * step + (not on) :], plan.order, s.pair_start, s.first_chunk, s.last_chunk, s.length,
-                    s.past, step, rank, JUMPS=plan.jumps, FEEDBACK=shape.feedback, SKIP=shape.skip,
+                    turns[2 * step + (not on) :], plan.order, s.pair_start, s.first_chunk, s.last_chunk,
+                    s.length, s.past, step, rank, JUMPS=plan.jumps, FEEDBACK=shape.feedback, SKIP=shape.skip,
                     **shape.bends(k), **options,
                 )  # fmt: skip
             if step < s.most:
@@ -216,7 +217,9 @@ class _Strides(torch.autograd.Function):
         plan: _Plan = ctx.plan
         shape, s = plan.shape, plan.shape.sequences
         k, v, pushes, keeps, fades, steps, errors, *saved = ctx.saved_tensors
-        norm, cores, dnorm = (), (), norm_parts(shape, k)
+        norm: Columns = ()
+        cores: Columns = ()
+        dnorm = norm_parts(shape, k)
         if shape.normed:
             norm, cores, saved = tuple(saved[:2]), (saved[2],), saved[3:]
         n = shape.weights
@@ -250,11 +253,12 @@ class _Strides(torch.autograd.Function):
             djumps = tuple(torch.empty_like(w) for w in jumped)
             for rank, count, on in plan.launches(step):
                 stride_backward_kernel[(count * k.shape[1] * slices(options),)](
-                    k, v, pushes, keeps, fades, steps, norm, cores, dnorm, dmemory, dmomentum, start, dstart, jumped, djumps, before,
-                    plan.stride(step, dpushed) if on else (), places, dplaces, danchor, errors, dunits, dvalues,
-                    dpushes, dkeeps, dfades, dsteps, box, arrived, turns[2 * step + (not on) :],
-                    plan.order, s.pair_start, s.first_chunk, s.last_chunk, s.length, s.past, step, rank,
-                    JUMPS=plan.jumps, BEFORE=sources, FEEDBACK=shape.feedback, **shape.bends(k), **options,
+                    k, v, pushes, keeps, fades, steps, norm, cores, dnorm, dmemory, dmomentum, start, dstart,
+                    jumped, djumps, before, plan.stride(step, dpushed) if on else (), places, dplaces,
+                    danchor, errors, dunits, dvalues, dpushes, dkeeps, dfades, dsteps, box, arrived,
+                    turns[2 * step + (not on) :], plan.order, s.pair_start, s.first_chunk, s.last_chunk,
+                    s.length, s.past, step, rank, JUMPS=plan.jumps, BEFORE=sources, FEEDBACK=shape.feedback,
+                    **shape.bends(k), **options,
                 )  # fmt: skip
             if step:
                 moved = zip(

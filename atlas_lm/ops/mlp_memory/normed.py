@@ -53,9 +53,11 @@ def error_through_norm(cores, targets, there, norm, h, c, V: tl.constexpr, FEEDB
 
 
 @triton.jit
-def back_through_norm(derrors, cores, targets, there, norm, h, c, V: tl.constexpr, FEEDBACK: tl.constexpr):
-    """From what is asked of e, what is asked of o and of z (for dot, and turned round, of v), and sums over the pairs
-    for scale and bias. targets: z - v, or -v for dot"""
+def back_through_norm(
+    derrors, cores, targets, there, norm, h, c, V: tl.constexpr, FEEDBACK: tl.constexpr
+):
+    """From what is asked of e, what is asked of o and of z (for dot, and turned round, of v), and sums over
+    the pairs for scale and bias. targets: z - v, or -v for dot"""
     scale, bias = scale_and_bias(norm, h, c, V)
     inside = (c < V)[:, None]
     dcores, dtargets = (), ()
@@ -89,8 +91,8 @@ def back_through_norm(derrors, cores, targets, there, norm, h, c, V: tl.constexp
 @triton.jit
 def core_and_values(
     derrors, x, v, cores, norm, dnorm, slot, place, first, t0, bound, end, h, c,
-    CHUNK: tl.constexpr, EDGE: tl.constexpr, BE: tl.constexpr, H: tl.constexpr, F: tl.constexpr, V: tl.constexpr,
-    FEEDBACK: tl.constexpr,
+    CHUNK: tl.constexpr, EDGE: tl.constexpr, BE: tl.constexpr, H: tl.constexpr, F: tl.constexpr,
+    V: tl.constexpr, FEEDBACK: tl.constexpr,
 ):  # fmt: skip
     """What is asked of the last layer's output, and of values turned round; stores what is asked of the norm.
 

@@ -4,14 +4,12 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn.functional import gelu, silu
 
 from atlas_lm.ops.chunk_rows import gather_rows, scatter_rows
 from atlas_lm.ops.chunk_weights import ChunkWeights, chunk_weights_reference
+from atlas_lm.ops.mlp_memory.plain import ACTIVATIONS, normed, orthogonal, standardised
 from atlas_lm.ops.mlp_memory.record import MLPState, Muon, Norm, Problem, Weights
-from atlas_lm.ops.newton_schulz import newton_schulz
 
-EPS = 1e-6  # of the norm
 Pairs = dict[str, tuple[Tensor, Tensor]]  # of each weight the factors of all slopes: left right^T
 
 
@@ -55,17 +53,24 @@ def mlp_memory_parallel(problem: Problem) -> tuple[Tensor, MLPState]:
                 p, p.muon, state, *given, at, {n: g[here] for n, g in gates.items()}, valid[here]
             )
         rows = active[:, None, None, None]
-        state = MLPState(
-            *(
-                None
-                if old is None
-                else new.map(lambda a, b, rows=rows: torch.where(rows, a, b), old)
-                for new, old in zip(after, state, strict=True)
-            )
-        )  # type: ignore[arg-type]
+        state = _moved(rows, after, state)
         reads.append(y[active])
         order.append(here[active])
     return scatter_rows(torch.cat(reads), torch.cat(order), tokens, s, p.q.shape[0]), state
+
+
+def _moved(rows: Tensor, after: MLPState, before: MLPState) -> MLPState:
+    """Where a row took part, what came after; else what was before."""
+
+    def chosen(new: Tensor, old: Tensor) -> Tensor:
+        return torch.where(rows, new, old)
+
+    momentum = before.momentum
+    if momentum is not None and after.momentum is not None:
+        momentum = after.momentum.map(chosen, momentum)
+    return MLPState(
+        after.memory.map(chosen, before.memory), after.anchor.map(chosen, before.anchor), momentum
+    )
 
 
 def _chunk(
@@ -131,7 +136,7 @@ def _jumps(
         moved = _at(momentum, slopes, w, last)
         eta = (gates["eta"][:, :, last] * valid[:, last, None])[..., None, None]
         now = _kept(p, now, fade[:, :, -1]).map(
-            lambda m, s, eta=eta: m - eta * _orthogonal(muon, s.to(q.dtype)).to(m.dtype), moved
+            lambda m, s, eta=eta: m - eta * orthogonal(muon, s.to(q.dtype)).to(m.dtype), moved
         )
         reads.append(_faded(p, now, q[:, :, last : last + 1], torch.ones_like(fade[:, :, :1])))
     y = torch.cat(reads, dim=2)
@@ -173,18 +178,6 @@ def _predict(p: Problem, maps: Callable[[str, Tensor], Tensor], x: Tensor) -> Te
     if p.norm is not None:
         return normed(read.to(p.norm.scale), x, Norm(*(w.unsqueeze(1) for w in p.norm))).to(x.dtype)
     return read + x if p.skip else read
-
-
-def normed(read: Tensor, x: Tensor, norm: Norm) -> Tensor:
-    """x + LN(read) * scale + bias"""
-    return x + standardised(read)[0] * norm.scale + norm.bias
-
-
-def standardised(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Zero mean and unit variance over the last axis; and the inverse deviation."""
-    centred = x - x.mean(-1, keepdim=True)
-    inverse = torch.rsqrt(centred.square().mean(-1, keepdim=True) + EPS)
-    return centred * inverse, inverse
 
 
 def _slopes(p: Problem, memory: Weights, k: Tensor, v: Tensor, there: Tensor) -> Pairs:
@@ -230,10 +223,3 @@ def _outer(slopes: Pairs, weight: Tensor, like: Weights) -> Weights:
         return ((left * weight.unsqueeze(-1)).to(right.dtype).mT @ right).to(to.dtype)
 
     return Weights(**{n: one(*slopes[n], getattr(like, n)) for n in slopes})
-
-
-def _orthogonal(muon: Muon, s: Tensor) -> Tensor:
-    return newton_schulz(s, muon.steps, name=muon.schedule, eps=muon.eps, form="parallel")
-
-
-ACTIVATIONS = {"gelu": gelu, "silu": silu}

@@ -1,10 +1,10 @@
 """What the kernels of a two-layer memory share: where tiles lie, the activation, products of tiles.
 
-Hidden units are the rows of every tile and tokens or pairs its columns, so that the memory is the left side of
-products. Weights come as tuples, [D, F] of the first layer, [D, V] of the last one, transposed, and [D, F] of the
-gate if there is one; a program holds BD rows of each as a tuple of blocks of columns.
-The pairs of a chunk are a tuple of tiles: its own pairs, then those before it that its windows still hold, its
-edge, if there are any. Tensors by chunk, [NC, H, rows, PAIRS], have the edge in front.
+Hidden units are the rows of every tile and tokens or pairs its columns, so that the memory is the left side
+of products. Weights come as tuples, [D, F] of the first layer, [D, V] of the last one, transposed, and
+[D, F] of the gate if there is one; a program holds BD rows of each as a tuple of blocks of columns.
+The pairs of a chunk are a tuple of tiles: its own pairs, then those before it that its windows still hold,
+its edge, if there are any. Tensors by chunk, [NC, H, rows, PAIRS], have the edge in front.
 """
 
 import triton
@@ -21,6 +21,16 @@ def quick_exp2(x):
 def quick_inverse(x):
     """1 / x in one instruction, off by 2^-23"""
     return tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, True, 1)
+
+
+@triton.jit
+def settled(x, dtype: tl.constexpr, FAST: tl.constexpr):
+    """x, rounded here and now: else what is used later is rounded later, and waits in twice the registers,
+    or in those of all that it is made of."""
+    x = x.to(dtype)
+    if FAST:
+        x = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], x.dtype, False, 2)
+    return x
 
 
 @triton.jit
@@ -127,7 +137,7 @@ def token_tile(base, first, there, h, row, H: tl.constexpr, WIDTH: tl.constexpr)
 
 @triton.jit
 def pairs_there(t0, bound, end, CHUNK: tl.constexpr, BE: tl.constexpr):
-    """Which pairs of the chunk that begins at t0 there are, of each tile: none before `bound` or from `end` on"""
+    """By tile, which pairs of the chunk that begins at t0 there are: none before `bound` or from `end` on"""
     found = (t0 + tl.arange(0, CHUNK) < end,)
     if BE > 0:
         edge = t0 - BE + tl.arange(0, BE)
@@ -153,7 +163,7 @@ def feature_tiles(
     base, first, t0, bound, end, h, k,
     CHUNK: tl.constexpr, BE: tl.constexpr, H: tl.constexpr, F: tl.constexpr, BF: tl.constexpr,
 ):  # fmt: skip
-    """The same by blocks of features: (block)(tile)[size of the block, pairs]. k: round of a loop, see `fresh`"""
+    """The same by blocks of features: (block)(tile)[size of the block, pairs]. k: of a loop, see `fresh`"""
     blocks = ()
     for f in tl.static_range((F + BF - 1) // BF):
         b = f * BF + fresh(tl.arange(0, size_of(f, F, BF)), k)
@@ -284,25 +294,27 @@ def at_pairs(
         s, bend, curve = activation(units[i], ACTIVATION, FAST)
         if len(w) > 2:
             cross = bend * back[i]
-            gated = gated + ((s * back[i]).to(dtype),)
-            opened, crossed = opened + (s.to(dtype),), crossed + (cross.to(dtype),)
+            gated = gated + (settled(s * back[i], dtype, FAST),)
+            opened = opened + (settled(s, dtype, FAST),)
+            crossed = crossed + (settled(cross, dtype, FAST),)
             s, bend, curve = s * gates[i], bend * gates[i], curve * gates[i]
-        hidden, bent = hidden + (s.to(dtype),), bent + (bend.to(dtype),)
-        slopes = slopes + ((bend * back[i]).to(dtype),)
-        curved = curved + ((curve * back[i]).to(dtype),)
+        hidden = hidden + (settled(s, dtype, FAST),)
+        bent = bent + (settled(bend, dtype, FAST),)
+        slopes = slopes + (settled(bend * back[i], dtype, FAST),)
+        curved = curved + (settled(curve * back[i], dtype, FAST),)
     return hidden, slopes, bent, curved, gated, opened, crossed
 
 
 @triton.jit
 def fresh(row, k):
-    """The same rows, not known to be those of the round before: addresses, found anew, wait in no registers."""
+    """The same rows, not known to be those of the round before: addresses made anew wait in no registers."""
     SIZE: tl.constexpr = row.shape[0]
     return tl.max_contiguous(tl.multiple_of(row ^ (k >> 30), SIZE), SIZE)
 
 
 @triton.jit
 def turn_of(turn, SLICES: tl.constexpr):
-    """Slice and group of the next program: those of a group wait for each other, so it begins them side by side."""
+    """Slice and group of the next program: those of a group, who wait for each other, begin side by side."""
     mine = tl.program_id(0)
     if SLICES > 1:
         mine = tl.atomic_add(turn, 1)
@@ -337,8 +349,8 @@ def post(
 ):
     """Hand tiles [rows c, pairs] to the programs that share a head.
 
-    mail: [groups, 2, SLICES, rows, CHUNK + BE]; rounds k take turns with two boxes, so nobody writes where another
-    still reads.   arrived: [groups], how often programs have posted"""
+    mail: [groups, 2, SLICES, rows, CHUNK + BE]; rounds k take turns with two boxes, so nobody writes where
+    another still reads.   arrived: [groups], how often programs have posted"""
     WIDTH: tl.constexpr = CHUNK + BE
     ROWS: tl.constexpr = c.shape[0]
     box = mail + ((group * 2 + k % 2) * SLICES + slot) * (ROWS * WIDTH)
@@ -353,7 +365,7 @@ def post(
 def collect(
     parts, mail, arrived, group, k, c, SLICES: tl.constexpr, CHUNK: tl.constexpr, BE: tl.constexpr
 ):
-    """The sums of what all have posted, in the order of the slices, the same in all; `parts` gives the shapes"""
+    """The sums of what all have posted, in the order of the slices; `parts` gives the shapes"""
     WIDTH: tl.constexpr = CHUNK + BE
     ROWS: tl.constexpr = c.shape[0]
     box = mail + (group * 2 + k % 2) * (SLICES * ROWS * WIDTH)

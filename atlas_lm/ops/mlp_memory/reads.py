@@ -1,9 +1,9 @@
-"""What a chunk reads, all chunks at once. With the slopes E and P of its pairs (see `walk`), tokens as columns:
+"""What a chunk reads, all chunks at once. With slopes E and P of its pairs (see `walk`), tokens as columns:
 
     A_q = keep (W0 Q) + push (S0 Q) + (1 - keep) (Z0 Q) - P mixed0^T,    mixed0 = mix * (Q^T X)
     h_q = s(A_q),    y = skip Q + keep (W1 h_q) + ... - E mixed1^T,      mixed1 = mix * (h_q^T H)
 
-W, S: memory and momentum before the chunk; Z: the start that retention pulls to. Hidden units pass in blocks of BD.
+W, S: memory and momentum before the chunk; Z: the start that retention pulls to. Units pass in blocks of BD.
 """
 
 import triton
@@ -115,8 +115,8 @@ def both(tiles, others):
 
 @triton.jit
 def asked_units(queries, w, moving, start, keep, push, i: tl.constexpr, PRECISION: tl.constexpr):
-    """keep (W Q) + push (S Q) + (1 - keep) (Z Q) of layer i [BD, tokens], and what keep and push weigh: without a
-    start W Q, with one (W - Z) Q; S Q"""
+    """keep (W Q) + push (S Q) + (1 - keep) (Z Q) of layer i [BD, tokens], and what keep and push weigh:
+    without a start W Q, with one (W - Z) Q; S Q"""
     (by_keep,) = layer(w[i], queries, PRECISION)
     by_push = by_keep
     found = keep[None, :] * by_keep

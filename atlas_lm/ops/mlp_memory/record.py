@@ -43,7 +43,7 @@ class MLPState(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Muon:
-    """M_t = alpha_t M_{t-1} - eta_t NS(S_t) at the last token of every period, S_t = theta_t S_{t-1} + G_t."""
+    """S_t = theta_t S_{t-1} + G_t, and M_t = alpha_t M_{t-1} - eta_t NS(S_t) at the end of every period."""
 
     period: int  # tokens; the chunk is a multiple of it
     steps: int = 5

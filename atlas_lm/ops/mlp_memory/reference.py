@@ -2,13 +2,9 @@
 
 import torch
 from torch import Tensor
-from torch.nn.functional import gelu, silu
 
+from atlas_lm.ops.mlp_memory.plain import ACTIVATIONS, EPS, orthogonal
 from atlas_lm.ops.mlp_memory.record import MLPState, Muon, Problem, Weights
-from atlas_lm.ops.newton_schulz import newton_schulz
-
-EPS = 1e-6  # of the norm
-ACTIVATIONS = {"gelu": gelu, "silu": silu}
 
 
 def mlp_memory_reference(problem: Problem) -> tuple[Tensor, MLPState]:
@@ -65,7 +61,7 @@ def _one(p: Problem, n: int, start: int, length: int) -> tuple[list[Tensor], MLP
             momentum = step = momentum.map(lambda s, g, theta=theta: theta * s + g, step)
         if p.muon is not None:
             due = (t + 1) % p.muon.period == 0
-            step = step.map(lambda s, eta=eta: -eta * _orthogonal(p.muon, s)) if due else zero  # type: ignore[arg-type]
+            step = _jump(p.muon, step, eta) if due else zero
         alpha = 1.0 if p.log_alpha is None else p.log_alpha[start + t].exp()[:, None, None]
         toward = zero if p.start is None else p.start
         memory = memory.map(lambda m, z, g, alpha=alpha: z + alpha * (m - z) + g, toward, step)
@@ -84,8 +80,8 @@ def _slope(p: Problem, anchor: Weights, k: Tensor, v: Tensor) -> Weights:
     return Weights(*slopes)
 
 
-def _orthogonal(muon: Muon, s: Tensor) -> Tensor:
-    return newton_schulz(s, muon.steps, name=muon.schedule, eps=muon.eps, form="parallel")  # type: ignore[arg-type]
+def _jump(muon: Muon, momentum: Weights, eta: Tensor) -> Weights:
+    return momentum.map(lambda s: -eta * orthogonal(muon, s))
 
 
 def _stack(found: tuple[Weights, ...]) -> Weights:

@@ -1,12 +1,12 @@
-"""Muon: one stride goes from Newton-Schulz to Newton-Schulz, over the border between two chunks. JUMPS times in a
-chunk the memory jumps, after equal numbers of tokens, and only fades between:
+"""Muon: one stride goes from Newton-Schulz to Newton-Schulz, over the border between two chunks. JUMPS times
+in a chunk the memory jumps, after equal numbers of tokens, and only fades between:
 
     W_j = fade_j W_{j-1} + (1 - fade_j) Z - step_j O_j,      O_j = NS(S_j)
     S_j = keep_j S_0 - (u_j left) right^T,                   left right^T: slopes at W_0 as in `walk`
 
-A stride lets the memory jump by the O of one chunk and makes the S of the next; Newton-Schulz is a launch of its
-own, for all matrices at once. What tokens read, every W_j, is put down in places: JUMPS for each chunk and one at
-the end of a sequence, that of sequence n beginning at JUMPS first_chunk[n] + n.
+A stride lets the memory jump by the O of one chunk and makes the S of the next; Newton-Schulz is a launch of
+its own, for all matrices at once. What tokens read, every W_j, is put down in places: JUMPS for each chunk
+and one at the end of a sequence, that of sequence n beginning at JUMPS first_chunk[n] + n.
 """
 
 import triton
@@ -31,7 +31,7 @@ from atlas_lm.ops.mlp_memory.walk import claims_of, claims_through_norm, kept_er
 
 @triton.jit
 def sequence_of(order, first_chunk, rank, H: tl.constexpr, JUMPS: tl.constexpr):
-    """The sequence that comes in this rank and its head, where its state stands, its first chunk, its first place"""
+    """The sequence in this rank and its head, where its state stands, its first chunk and its first place"""
     h, n = rank % H, tl.load(order + rank // H).to(tl.int64)
     begin = tl.load(first_chunk + n).to(tl.int64)
     return n, h, n * H + h, begin, begin * JUMPS + n
@@ -87,10 +87,11 @@ def stride_forward_kernel(
     """From chunk k - 1 to chunk k, of the sequences whose rank is rank0 and more.
 
     pushes [NC, H, JUMPS, PAIRS], keeps, fades, steps [NC, H, JUMPS]: u, keep, fade and step of every jump
-    memory, momentum: [N, H, ...] fp32, moved on   start: [H, ...] fp32, norm: scale and bias [H, V] fp32, or ()
-    jumps: O of chunk k - 1, [rank, H, JUMPS, ...], or () before the first   pushed: S of chunk k, likewise, filled,
-    or () behind the last   filled: places [NC * JUMPS + N, H, ...], anchor [N, H, ...], errors [NC, H, V, PAIRS], and with a norm
-    cores, W1 H"""
+    memory, momentum: [N, H, ...] fp32, moved on   start [H, ...], norm (scale and bias, [H, V]): fp32, or ()
+    jumps: O of chunk k - 1, [rank, H, JUMPS, ...], or () before the first
+    pushed: S of chunk k, likewise, filled, or () behind the last
+    filled: places [NC * JUMPS + N, H, ...], anchor [N, H, ...], errors and with a norm cores, W1 H,
+    [NC, H, V, PAIRS]"""
     SLICES: tl.constexpr = (D + BD - 1) // BD
     slot, rank = turn_of(turn, SLICES)
     rank += rank0 * H
@@ -136,18 +137,19 @@ def stride_forward_kernel(
             post(said, mail, arrived, group, slot, k, c, SLICES, CHUNK, BE)
             said = collect(said, mail, arrived, group, k, c, SLICES, CHUNK, BE)
         said = claims_through_norm(
-            said, cores, norm, x, v, slot, place, first, t0, bound, end, h, c, CHUNK, EDGE, BE, H, F, V, FEEDBACK
+            said, cores, norm, x, v, slot, place, first, t0, bound, end, h, c, CHUNK, EDGE, BE, H, F, V,
+            FEEDBACK
         )  # fmt: skip
         error = kept_errors(said, errors, slot, place, c, V, CHUNK, EDGE, BE, dtype)
         lefts, rights = slopes_of(narrow[1][0], error, xs, hidden, bent, opened, PRECISION)
         for i in tl.static_range(len(momentum)):
             if i == 1:
                 push_jumps_one(
-                    momentum[i] + group * (D * V), pushed[i], lefts[i], rights[i], pushes, keeps, rank, place, d,
-                    dtype, D, V, BV, JUMPS, CHUNK, EDGE, BE, PRECISION,
+                    momentum[i] + group * (D * V), pushed[i], lefts[i], rights[i], pushes, keeps, rank,
+                    place, d, dtype, D, V, BV, JUMPS, CHUNK, EDGE, BE, PRECISION,
                 )  # fmt: skip
             else:
                 push_jumps_one(
-                    momentum[i] + group * (D * F), pushed[i], lefts[i], rights[i], pushes, keeps, rank, place, d,
-                    dtype, D, F, BF, JUMPS, CHUNK, EDGE, BE, PRECISION,
+                    momentum[i] + group * (D * F), pushed[i], lefts[i], rights[i], pushes, keeps, rank,
+                    place, d, dtype, D, F, BF, JUMPS, CHUNK, EDGE, BE, PRECISION,
                 )  # fmt: skip

@@ -1,7 +1,7 @@
-"""Muon backwards, stride by stride (see `strides`). From dS_j, asked of the momentum at every jump of a chunk, come
-the slopes that its pairs are asked for, as in `walk_back` but with a sum over the jumps,
+"""Muon backwards, stride by stride (see `strides`). From dS_j, asked of the momentum at every jump of a
+chunk, come the slopes that its pairs are asked for, as in `walk_back` but with a sum over the jumps,
 
-    Y0 = sum_j u_j (dS_j X),  Z = sum_j u_j (dS_j^T E),      dS_0 = sum_j keep_j dS_j,    du_j = -(P, dS_j X) - ...
+    Y0 = sum_j u_j (dS_j X),   Z = sum_j u_j (dS_j^T E),   dS_0 = sum_j keep_j dS_j,   du_j = -(P, dS_j X) ...
 
 then what the jumps of the chunk before ask of their O and of the memory before them: dO_j = -step_j dW_j,
 dW_{j-1} = fade_j dW_j + what reads ask. Units are computed anew.
@@ -61,8 +61,8 @@ def asked_pushes(
     weight, dpushed, before, j, last, keep, slot, source, group, d, dtype: tl.constexpr,
     D: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, JUMPS: tl.constexpr,
 ):  # fmt: skip
-    """dS_j of one weight, rounded and put back where it lies; part of dkeep_j. The last one begins with what later
-    chunks ask of the momentum, dS, where in its stead keep_j dS_j is summed up."""
+    """dS_j of one weight, rounded and put back where it lies; part of dkeep_j. The last one begins with what
+    later chunks ask of the momentum, dS, where in its stead keep_j dS_j is summed up."""
     here = dpushed + (slot * JUMPS + j) * (D * WIDTH)
     asked = blocks_of(here, d, D, WIDTH, BLOCK)
     carried = blocks_of(weight + group * (D * WIDTH), d, D, WIDTH, BLOCK)
@@ -94,12 +94,15 @@ def stride_backward_kernel(
 ):  # fmt: skip
     """From chunk k back to chunk k - 1, of the sequences whose rank is rank0 and more.
 
-    dmemory, dmomentum: asked of the state behind the stride, left as what is asked before it   dstart: [N, H, ...] fp32
-    dpushed: asked of the S of chunk k, [rank, H, JUMPS, ...], or () behind the last; left with what later chunks ask
+    dmemory, dmomentum: asked of the state behind the stride, left as what is asked before it
+    dstart: [N, H, ...] fp32, zero before the first launch, filled
+    dpushed: asked of the S of chunk k, [rank, H, JUMPS, ...], or () behind the last; left with what later
+    chunks ask
     before: S of chunk k - 1 likewise, or the first momentum, [rank, H, BEFORE, ...]
-    jumps: O of chunk k - 1 likewise, or () before the first   filled: djumps, likewise; by chunk dunits, dA and with a
-    gate dG [NC, H, D, PAIRS], dvalues [NC, H, V, PAIRS] and dnorm [NC, H, 2, V] as in `walk_back`, dpushes [NC, H, JUMPS, SLICES, PAIRS], dkeeps,
-    dfades, dsteps [NC, H, JUMPS, D]: parts, to be summed"""
+    jumps: O of chunk k - 1 likewise, or () before the first   filled: djumps, likewise; by chunk dunits, dA
+    and with a gate dG [NC, H, D, PAIRS], dvalues [NC, H, V, PAIRS] and dnorm [NC, H, 2, V] as in
+    `walk_back`, dpushes [NC, H, JUMPS, SLICES, PAIRS], dkeeps, dfades, dsteps [NC, H, JUMPS, D]: parts, to
+    be summed"""
     SLICES: tl.constexpr = (D + BD - 1) // BD
     PAIRS: tl.constexpr = CHUNK + EDGE
     slot, rank = turn_of(turn, SLICES)
@@ -132,12 +135,14 @@ def stride_backward_kernel(
             for i in tl.static_range(len(error)):
                 du = du + (tl.zeros([error[i].shape[1]], tl.float32),)
             asked, dkeep = asked_pushes(
-                dmomentum[0], dpushed[0], before[0], j, last, kept, rank, source, group, d, dtype, D, F, BF, JUMPS
+                dmomentum[0], dpushed[0], before[0], j, last, kept, rank, source, group, d, dtype, D, F, BF,
+                JUMPS
             )  # fmt: skip
             way = layer(asked, xs, PRECISION)
             du, way0 = columns_met(du, slopes, way), plus(way0, columns_weighed(way, u))
             asked, more = asked_pushes(
-                dmomentum[1], dpushed[1], before[1], j, last, kept, rank, source, group, d, dtype, D, V, BV, JUMPS
+                dmomentum[1], dpushed[1], before[1], j, last, kept, rank, source, group, d, dtype, D, V, BV,
+                JUMPS
             )  # fmt: skip
             way = times(asked[0], error, PRECISION)
             du, way1 = columns_met(du, hidden, way), plus(way1, columns_weighed(way, u))
@@ -145,8 +150,8 @@ def stride_backward_kernel(
             dkeep += more
             if len(dmomentum) > 2:
                 asked, more = asked_pushes(
-                    dmomentum[2], dpushed[2], before[2], j, last, kept, rank, source, group, d, dtype, D, F, BF,
-                    JUMPS,
+                    dmomentum[2], dpushed[2], before[2], j, last, kept, rank, source, group, d, dtype, D, F,
+                    BF, JUMPS,
                 )  # fmt: skip
                 way = layer(asked, xs, PRECISION)
                 du, wayg = columns_met(du, gated, way), plus(wayg, columns_weighed(way, u))
@@ -174,8 +179,8 @@ def stride_backward_kernel(
             post(part, mail, arrived, group, slot, later, c, SLICES, CHUNK, BE)
             part = collect(part, mail, arrived, group, later, c, SLICES, CHUNK, BE)
         derror, dtargets = core_and_values(
-            part, x, v, cores, norm, dnorm, slot, place, first, t0, bound, end, h, c, CHUNK, EDGE, BE, H, F, V,
-            FEEDBACK,
+            part, x, v, cores, norm, dnorm, slot, place, first, t0, bound, end, h, c, CHUNK, EDGE, BE, H, F,
+            V, FEEDBACK,
         )  # fmt: skip
         derror = all_rounded(derror, dtype)
         for i in tl.static_range(len(derror)):
@@ -244,13 +249,14 @@ def pairs_backward_kernel(
 ):  # fmt: skip
     """dX = W0^T dA - sum_j u_j (dS_j^T P), all chunks at once.
 
-    dpushed: dS_j as `stride_backward_kernel` leaves them   slots: [NC], where those of a chunk stand, over H * JUMPS
+    dpushed: dS_j as `stride_backward_kernel` leaves them   slots: [NC], where those of a chunk stand,
+    over H * JUMPS
     filled: dx [NC, H, F, PAIRS]"""
     PAIRS: tl.constexpr = CHUNK + EDGE
     dtype: tl.constexpr = x.dtype.element_ty
     i, h = tl.program_id(0).to(tl.int64) // H, tl.program_id(0) % H
     n = tl.load(sequence + i)
-    t0, token, first, end, oldest = place_of(
+    t0, _token, first, end, oldest = place_of(
         i, token_start, pair_start, length, past, first_chunk, sequence, CHUNK
     )
     if t0 >= end:

@@ -1,8 +1,10 @@
-"""What is left when the walk back is done, and needs sums over all hidden units: queries, keys and coefficients of
-a chunk. With G0 = dW0^T P, G1 = dW1 H, dW asked of the state after the chunk, and for momentum the same of dS:
+"""What is left when the walk back is done, and needs sums over all hidden units: queries, keys and
+coefficients of a chunk. With G0 = dW0^T P, G1 = dW1 H, dW asked of the state after the chunk, and for
+momentum the same of dS:
 
-    dX = W0^T dA - w G0 + Q dmixed0,   dQ = keep (W0^T dA_q) + ... + X dmixed0^T,   dmixed0 = -(dA_q^T P) * mix
-    dmix = (dmixed0 / mix) * (Q^T X) - (dY^T E) * (h^T H),   to its last row  -(columns of X * G0 + E * G1)
+    dX = W0^T dA - w G0 + Q dmixed0,   dQ = keep (W0^T dA_q) + ... + X dmixed0^T
+    dmixed0 = -(dA_q^T P) * mix,   dmix = (dmixed0 / mix) * (Q^T X) - (dY^T E) * (h^T H)
+    to the last row of dmix  -(columns of X * G0 + E * G1)
 """
 
 import triton
@@ -116,8 +118,8 @@ def tokens_backward_kernel(
     CHUNK: tl.constexpr, EDGE: tl.constexpr, BE: tl.constexpr, WINDOW: tl.constexpr,
     SKIP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dborders, dmomentum_borders: asked of the state after each chunk   slopes, dunits, asked: a tuple each, of the
-    first layer and of the gate   filled: dq, dmix, dtail_mix, and by chunk dx [NC, H, F, PAIRS]"""
+    """dborders, dmomentum_borders: asked of the state after each chunk   slopes, dunits, asked: tuples, of
+    the first layer and of the gate   filled: dq, dmix, dtail_mix, and by chunk dx [NC, H, F, PAIRS]"""
     PAIRS: tl.constexpr = CHUNK + EDGE
     dtype: tl.constexpr = q.dtype.element_ty
     i, h = tl.program_id(0).to(tl.int64) // H, tl.program_id(0) % H
@@ -149,8 +151,8 @@ def tokens_backward_kernel(
         for g in tl.static_range(len(slopes)):
             steep = chunk_tiles(slopes[g] + place * (D * PAIRS), d, D, CHUNK, EDGE, BE)
             dkeys, dqueries, dmixed = through_layer(
-                dkeys, dqueries, dmixed, 2 * g, d, place, h, borders, momentum_borders, start, dunits[g], asked[g],
-                steep, kept, pushing, H, F, D, BF, CHUNK, EDGE, BE, PRECISION,
+                dkeys, dqueries, dmixed, 2 * g, d, place, h, borders, momentum_borders, start, dunits[g],
+                asked[g], steep, kept, pushing, H, F, D, BF, CHUNK, EDGE, BE, PRECISION,
             )  # fmt: skip
             at = place * (D * F)
             dkeys, dw = through_state(

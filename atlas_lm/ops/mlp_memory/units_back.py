@@ -1,12 +1,12 @@
-"""Back through the reads of a chunk, as far as hidden units go by themselves: all chunks and blocks of units at
-once. With `reads`'s letters, tokens as columns, s, s', s'' at A = W0 X and B_q = s'(A_q):
+"""Back through the reads of a chunk, as far as hidden units go by themselves: all chunks and blocks of units
+at once. With `reads`'s letters, tokens as columns, s, s', s'' at A = W0 X and B_q = s'(A_q):
 
     dmixed1 = -(dY^T E) * mix,   dh = keep (W1^T dY) + push (S1^T dY) + H dmixed1^T,   dA_q = B_q dh
     asked of W0: (keep dA_q) Q^T,  of W1^T: h (keep dY)^T,  of E: -dY mixed1
     asked of the slopes: dP = -dA_q mixed0,  of the units: dH = h dmixed1
 
-The walk back needs the last two as dU = s' dP and dA = s' dH + s'' U dP, and how both go on to depend on the state
-after the chunk; what it needs of units is put down here, tiles [NC, H, D, PAIRS] in the order of UNITS.
+The walk back needs the last two as dU = s' dP and dA = s' dH + s'' U dP, and how both go on to depend on the
+state after the chunk; what it needs of units is put down here, tiles [NC, H, D, PAIRS] in the order of UNITS.
 """
 
 import triton
@@ -141,9 +141,9 @@ def units_backward_kernel(
     CHUNK: tl.constexpr, EDGE: tl.constexpr, BE: tl.constexpr, WINDOW: tl.constexpr,
     ACTIVATION: tl.constexpr, FAST: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Filled, by chunk: dborders, dmomentum_borders, dstart [NC, H, ...]; derrors [NC, H, V, PAIRS]; units, a tuple of
-    [NC, H, D, PAIRS]; asked, dA_q and with a gate dG_q [NC, H, D, CHUNK]; dgates [NC, H, BLOCKS, 2, CHUNK], parts of
-    the gradients of keep and push"""
+    """Filled, by chunk: dborders, dmomentum_borders, dstart [NC, H, ...]; derrors [NC, H, V, PAIRS]; units,
+    a tuple of [NC, H, D, PAIRS]; asked, dA_q and with a gate dG_q [NC, H, D, CHUNK]; dgates [NC, H, BLOCKS,
+    2, CHUNK], parts of the gradients of keep and push"""
     PAIRS: tl.constexpr = CHUNK + EDGE
     BLOCKS: tl.constexpr = (D + BD - 1) // BD
     dtype: tl.constexpr = q.dtype.element_ty

@@ -1,11 +1,11 @@
-"""The walk from border to border. A head's hidden units are cut into slices of BD, a program each, whose rows of
-the memory stay in registers:
+"""The walk from border to border. A head's hidden units are cut into slices of BD, a program each, whose
+rows of the memory stay in registers:
 
     A = W0 X,  H = s(A),  E = skip X + W1 H - V,  P = s'(A) * (W1^T E)
-    W0' = keep W0 + push S0 + (1 - keep) Z0 - (w P) X^T,    W1^T' = ... - (w H) E^T,    S' = carry S - (u P) X^T ...
+    W0' = keep W0 + push S0 + (1 - keep) Z0 - (w P) X^T,  W1^T' = ... - (w H) E^T,  S0' = carry S0 - (u P) X^T
 
-All is local to a slice but E, of which each posts its part and adds up all. W are rounded to the inputs' dtype for
-products, and so are their borders, which reads and the walk back begin from.
+All is local to a slice but E, of which each posts its part and adds up all. W are rounded to the inputs'
+dtype for products, and so are their borders, which reads and the walk back begin from.
 """
 
 import triton
@@ -24,6 +24,7 @@ from atlas_lm.ops.mlp_memory.pieces import (
     pairs_there,
     post,
     rounded,
+    settled,
     store_blocks,
     store_tile,
     store_weights,
@@ -44,7 +45,7 @@ def units_of(
     PRECISION: tl.constexpr,
     dtype: tl.constexpr,
 ):
-    """Of the pairs, by tile: H, and what P and the gate's P are of W1^T E, s'(A) (with a gate G: s' G) and s(A)"""
+    """Of the pairs, by tile: H, and what P and the gate's P are of W1^T E: s'(A) (with a gate s' G), s(A)"""
     units = layer(w[0], xs, PRECISION)
     gates = units
     if len(w) > 2:
@@ -52,17 +53,19 @@ def units_of(
     hidden, bent, opened = (), (), ()
     for i in tl.static_range(len(units)):
         one, slope, _ = activation(units[i], ACTIVATION, FAST)
-        opened = opened + (one.to(dtype),)
         if len(w) > 2:
+            opened = opened + (settled(one, dtype, FAST),)
             one, slope = one * gates[i], slope * gates[i]
-        hidden, bent = hidden + (one.to(dtype),), bent + (slope.to(dtype),)
+        hidden = hidden + (settled(one, dtype, FAST),)
+        bent = bent + (settled(slope, dtype, FAST),)
     return hidden, bent, opened
 
 
 @triton.jit
 def less_targets(
     parts, mine, x, v, first, t0, bound, end, h, c,
-    CHUNK: tl.constexpr, BE: tl.constexpr, H: tl.constexpr, F: tl.constexpr, V: tl.constexpr, SKIP: tl.constexpr,
+    CHUNK: tl.constexpr, BE: tl.constexpr, H: tl.constexpr, F: tl.constexpr, V: tl.constexpr,
+    SKIP: tl.constexpr,
 ):  # fmt: skip
     """+ skip X - V, of one slice: the others' parts, mine = False, stay as they are"""
     bound, end = tl.where(mine, bound, end), tl.where(mine, end, bound)
@@ -84,8 +87,8 @@ def claims_of(
     READS: tl.constexpr, NORMED: tl.constexpr, SKIP: tl.constexpr,
     ACTIVATION: tl.constexpr, FAST: tl.constexpr, PRECISION: tl.constexpr, dtype: tl.constexpr,
 ):  # fmt: skip
-    """Units of the pairs as `units_of`, and what a slice says of them: its part of W1 H, and without a norm one
-    of them + skip X - V. READS: slopes depend on what the memory says"""
+    """Units of the pairs as `units_of`, and what a slice says of them: its part of W1 H, and without a norm
+    one of them + skip X - V. READS: slopes depend on what the memory says"""
     hidden, bent, opened = units_of(narrow, xs, ACTIVATION, FAST, PRECISION, dtype)
     said = ()
     for i in tl.static_range(len(hidden)):
@@ -101,10 +104,10 @@ def claims_of(
 @triton.jit
 def claims_through_norm(
     said, cores, norm, x, v, slot, place, first, t0, bound, end, h, c,
-    CHUNK: tl.constexpr, EDGE: tl.constexpr, BE: tl.constexpr, H: tl.constexpr, F: tl.constexpr, V: tl.constexpr,
-    FEEDBACK: tl.constexpr,
+    CHUNK: tl.constexpr, EDGE: tl.constexpr, BE: tl.constexpr, H: tl.constexpr, F: tl.constexpr,
+    V: tl.constexpr, FEEDBACK: tl.constexpr,
 ):  # fmt: skip
-    """With a norm, errors from W1 H, which one of the slices puts into cores; without one they are there already."""
+    """With a norm, errors from W1 H, which one of the slices puts into cores; without one they are there."""
     found = said
     if len(norm) > 0:
         targets = less_targets(
@@ -140,7 +143,9 @@ def slopes_of(last, error, xs, hidden, bent, opened, PRECISION: tl.constexpr):
     back = times(last, error, PRECISION)
     firsts, gated = (), ()
     for i in tl.static_range(len(back)):
-        firsts, gated = firsts + (back[i] * bent[i],), gated + (back[i] * opened[i],)
+        firsts = firsts + (back[i] * bent[i],)
+        if len(opened) > 0:
+            gated = gated + (back[i] * opened[i],)
     return (firsts, hidden, gated), (xs, (error,), xs)
 
 
@@ -196,8 +201,8 @@ def push_one(
 @triton.jit
 def push_on(
     momentum, borders, lefts, rights, u, carry, group, place, d,
-    dtype: tl.constexpr, D: tl.constexpr, F: tl.constexpr, V: tl.constexpr, BF: tl.constexpr, BV: tl.constexpr,
-    PRECISION: tl.constexpr,
+    dtype: tl.constexpr, D: tl.constexpr, F: tl.constexpr, V: tl.constexpr, BF: tl.constexpr,
+    BV: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The same of all weights"""
     for i in tl.static_range(len(momentum)):
@@ -257,7 +262,8 @@ def walk_forward_kernel(
         if READS and SLICES > 1:
             read = collect(read, mail, arrived, group, k, c, SLICES, CHUNK, BE)
         read = claims_through_norm(
-            read, cores, norm, x, v, slot, place, first, t0, bound, end, h, c, CHUNK, EDGE, BE, H, F, V, FEEDBACK
+            read, cores, norm, x, v, slot, place, first, t0, bound, end, h, c, CHUNK, EDGE, BE, H, F, V,
+            FEEDBACK
         )  # fmt: skip
         error = kept_errors(read, errors, slot, place, c, V, CHUNK, EDGE, BE, dtype)
 

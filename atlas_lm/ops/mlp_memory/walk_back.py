@@ -8,7 +8,7 @@
 
 A gate G has tiles of its own: B = s' G, C = s'' G U, Yg = dWg X, and
     dU += -s (w Yg),   dA += -s' U (w Yg),   dG += s (W1^T dE - w Z) - s' U (w Y0)
-A program holds rows of dW in registers and those of dS in memory; dE is the one sum over the slices of a head.
+A program holds rows of dW in registers and those of dS in memory; dE is the one sum over slices of a head.
 """
 
 import triton
@@ -179,12 +179,13 @@ def walk_backward_kernel(
     CHUNK: tl.constexpr, EDGE: tl.constexpr, BE: tl.constexpr, WINDOW: tl.constexpr,
     FEEDBACK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dmemory, dmomentum: asked of the state after the last chunk, and left as what is asked of that before the first
-    dstart: zero, fp32 [N, H, ...], filled   dborders, dmomentum_borders: asked by the reads of each chunk, and left
-    as what is asked of the state after it   units: dU, dA (and dG) are left as they are after the walk
+    """dmemory, dmomentum: asked of the state after the last chunk, left as what is asked before the first
+    dstart: zero, fp32 [N, H, ...], filled
+    dborders, dmomentum_borders: asked by the reads of each chunk, left as what is asked of the state after it
+    units: dU, dA (and dG) are left as they are after the walk
     norm: scale and bias [H, V], cores: as the walk forward left them; () without a norm
-    filled: dvalues [NC, H, V, PAIRS], gradient of skip X - V, or of -V for dot; dnorm [NC, H, 2, V]; dscalars [NC, H, 3, D], of the last keep, last push and carry:
-    parts, to be summed"""
+    filled: dvalues [NC, H, V, PAIRS], gradient of skip X - V, or of -V for dot; dnorm [NC, H, 2, V];
+    dscalars [NC, H, 3, D], of the last keep, last push and carry: parts, to be summed"""
     SLICES: tl.constexpr = (D + BD - 1) // BD
     PAIRS: tl.constexpr = CHUNK + EDGE
     slot, group = turn_of(turn, SLICES)
@@ -273,8 +274,8 @@ def walk_backward_kernel(
             part = collect(part, mail, arrived, group, k, c, SLICES, CHUNK, BE)
         derror = plus(part, chunk_tiles(derrors + place * (V * PAIRS), c, V, CHUNK, EDGE, BE))
         derror, dtargets = core_and_values(
-            derror, x, v, cores, norm, dnorm, slot, place, first, t0, bound, end, h, c, CHUNK, EDGE, BE, H, F, V,
-            FEEDBACK,
+            derror, x, v, cores, norm, dnorm, slot, place, first, t0, bound, end, h, c, CHUNK, EDGE, BE, H,
+            F, V, FEEDBACK,
         )  # fmt: skip
         derror = all_rounded(derror, dtype)
         for i in tl.static_range(len(derror)):
