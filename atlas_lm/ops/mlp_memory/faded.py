@@ -12,12 +12,13 @@ import triton.language as tl
 from atlas_lm.ops.mlp_memory.pieces import (
     activation,
     blocks_of,
+    row_of,
     size_of,
     token_tile,
     weight_tiles,
 )
 from atlas_lm.ops.mlp_memory.reads import asked_units, query_tiles, token_rows
-from atlas_lm.ops.mlp_memory.units_back import ask_first, ask_last, row_of
+from atlas_lm.ops.mlp_memory.units_back import ask_first, ask_last
 
 
 @triton.jit

@@ -130,7 +130,12 @@ class Shape:
 
     def bends(self, like: Tensor) -> dict[str, Any]:
         """What kernels are told that compute the activation."""
-        return dict(ACTIVATION=self.activation, FAST=like.dtype in HALVES and not interpreted())
+        return dict(ACTIVATION=self.activation, FAST=self.fast(like))
+
+    def fast(self, like: Tensor) -> bool:
+        """Whether kernels may use single instructions of the GPU: results are rounded to halves, and
+        compiled."""
+        return like.dtype in HALVES and not interpreted()
 
 
 def gather_pairs(shape: Shape, like: Tensor, part: Tensor, more: Columns, sign: float) -> Tensor:

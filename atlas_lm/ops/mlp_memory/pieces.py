@@ -29,8 +29,17 @@ def settled(x, dtype: tl.constexpr, FAST: tl.constexpr):
     or in those of all that it is made of."""
     x = x.to(dtype)
     if FAST:
-        x = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], x.dtype, False, 2)
+        PACKED: tl.constexpr = 32 // x.dtype.primitive_bitwidth
+        x = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], x.dtype, False, PACKED)
     return x
+
+
+@triton.jit
+def all_settled(tiles, dtype: tl.constexpr, FAST: tl.constexpr):
+    found = ()
+    for i in tl.static_range(len(tiles)):
+        found = found + (settled(tiles[i], dtype, FAST),)
+    return found
 
 
 @triton.jit
@@ -66,6 +75,12 @@ def size_of(f, width, block):
     return block if rest >= block else max(16, 1 << (rest - 1).bit_length())
 
 
+@triton.constexpr_function
+def second(i, first, last):
+    """Of weight i: what the last layer has, or the others."""
+    return last if i == 1 else first
+
+
 @triton.jit
 def blocks_of(weight, d, D: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     """Rows d of a weight [D, WIDTH] as blocks of columns; zero outside."""
@@ -86,11 +101,18 @@ def weight_tiles(
     """Rows d of all weights. place: which of those that stand one after the other"""
     tiles = ()
     for i in tl.static_range(len(weights)):
-        if i == 1:
-            tiles = tiles + (blocks_of(weights[i] + place * (D * V), d, D, V, BV),)
-        else:
-            tiles = tiles + (blocks_of(weights[i] + place * (D * F), d, D, F, BF),)
+        here = weights[i] + place * (D * second(i, F, V))
+        tiles = tiles + (blocks_of(here, d, D, second(i, F, V), second(i, BF, BV)),)
     return tiles
+
+
+@triton.jit
+def row_of(weights, i: tl.constexpr, shift):
+    """(weight i, moved on,) of those there are; () of none"""
+    found = ()
+    if len(weights) > 0:
+        found = (weights[i] + shift,)
+    return found
 
 
 @triton.jit
@@ -108,10 +130,8 @@ def store_weights(
     D: tl.constexpr, F: tl.constexpr, V: tl.constexpr, BF: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
     for i in tl.static_range(len(weights)):
-        if i == 1:
-            store_blocks(weights[i] + place * (D * V), tiles[i], d, D, V, BV)
-        else:
-            store_blocks(weights[i] + place * (D * F), tiles[i], d, D, F, BF)
+        here = weights[i] + place * (D * second(i, F, V))
+        store_blocks(here, tiles[i], d, D, second(i, F, V), second(i, BF, BV))
 
 
 @triton.jit
@@ -160,13 +180,13 @@ def pair_tiles(
 
 @triton.jit
 def feature_tiles(
-    base, first, t0, bound, end, h, k,
+    base, first, t0, bound, end, h, zero,
     CHUNK: tl.constexpr, BE: tl.constexpr, H: tl.constexpr, F: tl.constexpr, BF: tl.constexpr,
 ):  # fmt: skip
-    """The same by blocks of features: (block)(tile)[size of the block, pairs]. k: of a loop, see `fresh`"""
+    """The same by blocks of features: (block)(tile)[size of the block, pairs]. zero: see `fresh`"""
     blocks = ()
     for f in tl.static_range((F + BF - 1) // BF):
-        b = f * BF + fresh(tl.arange(0, size_of(f, F, BF)), k)
+        b = f * BF + fresh(tl.arange(0, size_of(f, F, BF)), zero)
         blocks = blocks + (pair_tiles(base, first, t0, bound, end, h, b, CHUNK, BE, H, F),)
     return blocks
 
@@ -306,10 +326,18 @@ def at_pairs(
 
 
 @triton.jit
-def fresh(row, k):
-    """The same rows, not known to be those of the round before: addresses made anew wait in no registers."""
+def nought(k, FAST: tl.constexpr):
+    """Zero, and nobody knows that it is. k: round of a loop"""
+    if FAST:
+        return tl.inline_asm_elementwise("and.b32 $0, $1, 0;", "=r,r", [k], tl.int32, False, 1)
+    return k >> 30
+
+
+@triton.jit
+def fresh(row, zero):
+    """The same rows, not known to be those of before: addresses made anew wait in no registers."""
     SIZE: tl.constexpr = row.shape[0]
-    return tl.max_contiguous(tl.multiple_of(row ^ (k >> 30), SIZE), SIZE)
+    return tl.max_contiguous(tl.multiple_of(row ^ zero, SIZE), SIZE)
 
 
 @triton.jit

@@ -19,6 +19,7 @@ from atlas_lm.ops.mlp_memory.pieces import (
     outer,
     post,
     rounded,
+    second,
     store_blocks,
     store_weights,
     turn_of,
@@ -143,13 +144,8 @@ def stride_forward_kernel(
         error = kept_errors(said, errors, slot, place, c, V, CHUNK, EDGE, BE, dtype)
         lefts, rights = slopes_of(narrow[1][0], error, xs, hidden, bent, opened, PRECISION)
         for i in tl.static_range(len(momentum)):
-            if i == 1:
-                push_jumps_one(
-                    momentum[i] + group * (D * V), pushed[i], lefts[i], rights[i], pushes, keeps, rank,
-                    place, d, dtype, D, V, BV, JUMPS, CHUNK, EDGE, BE, PRECISION,
-                )  # fmt: skip
-            else:
-                push_jumps_one(
-                    momentum[i] + group * (D * F), pushed[i], lefts[i], rights[i], pushes, keeps, rank,
-                    place, d, dtype, D, F, BF, JUMPS, CHUNK, EDGE, BE, PRECISION,
-                )  # fmt: skip
+            push_jumps_one(
+                momentum[i] + group * (D * second(i, F, V)), pushed[i], lefts[i], rights[i], pushes, keeps,
+                rank, place, d, dtype, D, second(i, F, V), second(i, BF, BV), JUMPS, CHUNK, EDGE, BE,
+                PRECISION,
+            )  # fmt: skip

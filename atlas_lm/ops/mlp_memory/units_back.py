@@ -17,6 +17,7 @@ from atlas_lm.ops.mlp_memory.pieces import (
     at_pairs,
     chunk_tiles,
     feature_tiles,
+    row_of,
     store_blocks,
     store_tile,
     times,
@@ -98,15 +99,6 @@ def ask_last(
         dpush = tl.sum(way * read, axis=0)
         ask_last_one(dmomentum_border[0], narrow, out, push, d, D, V, BV, PRECISION)
     return dread, dkeep, dpush
-
-
-@triton.jit
-def row_of(weights, i: tl.constexpr, shift):
-    """(weight i, moved on,) of those there are; () of none"""
-    found = ()
-    if len(weights) > 0:
-        found = (weights[i] + shift,)
-    return found
 
 
 @triton.jit

@@ -19,11 +19,14 @@ from atlas_lm.ops.mlp_memory.pieces import (
     feature_tiles,
     fresh,
     layer,
+    nought,
     outer,
     pair_tiles,
     pairs_there,
     post,
     rounded,
+    row_of,
+    second,
     settled,
     store_blocks,
     store_tile,
@@ -150,72 +153,55 @@ def slopes_of(last, error, xs, hidden, bent, opened, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def kept_of(
-    now, momentum, start, keep, push, group, h, d,
+def moved_on(
+    now, still, left, rights, w, u, keep, push, carry, weight, border, d,
+    D: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, FAST: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One weight after the chunk, keep W + push S + (1 - keep) Z - (w left) right^T, by blocks. Its momentum
+    goes on where it lies, carry S - (u left) right^T, the one before put into its border. still: Z   weight,
+    border: of the momentum, (one,); () where there are none"""
+    dtype: tl.constexpr = rights[0][0].dtype
+    writes, found, after = weighted(left, w, dtype), (), ()
+    moving, pushes = now, writes
+    if len(weight) > 0:
+        moving, pushes = blocks_of(weight[0], d, D, WIDTH, BLOCK), weighted(left, u, dtype)
+        store_blocks(border[0], moving, d, D, WIDTH, BLOCK)
+    for f in tl.static_range(len(now)):
+        block = keep * now[f]
+        if len(still) > 0:
+            block += (1.0 - keep) * still[f]
+        if len(weight) > 0:
+            block += push * moving[f]
+            after = after + (carry * moving[f] - outer(pushes, rights[f], PRECISION),)
+        found = found + (settled(block - outer(writes, rights[f], PRECISION), tl.float32, FAST),)
+    if len(weight) > 0:
+        tl.debug_barrier()  # all have read what is written over
+        store_blocks(weight[0], after, d, D, WIDTH, BLOCK)
+    return found
+
+
+@triton.jit
+def all_moved_on(
+    now, lefts, rights, w, u, keep, push, carry, momentum, start, borders, group, place, h, d,
     D: tl.constexpr, F: tl.constexpr, V: tl.constexpr, BF: tl.constexpr, BV: tl.constexpr,
+    FAST: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """keep W + push S + (1 - keep) Z0"""
-    moving = weight_tiles(momentum, group, d, D, F, V, BF, BV)
-    still = weight_tiles(start, h, d, D, F, V, BF, BV)
+    """All weights"""
     found = ()
     for i in tl.static_range(len(now)):
-        blocks = ()
-        for f in tl.static_range(len(now[i])):
-            block = keep * now[i][f]
-            if len(start) > 0:
-                block += (1.0 - keep) * still[i][f]
-            if len(momentum) > 0:
-                block += push * moving[i][f]
-            blocks = blocks + (block,)
+        still = ()
+        if len(start) > 0:
+            still = blocks_of(
+                start[i] + h * (D * second(i, F, V)), d, D, second(i, F, V), second(i, BF, BV)
+            )
+        weight = row_of(momentum, i, group * (D * second(i, F, V)))
+        border = row_of(borders, i, place * (D * second(i, F, V)))
+        blocks = moved_on(
+            now[i], still, lefts[i], rights[i], w, u, keep, push, carry, weight, border, d, D, second(i, F,
+            V), second(i, BF, BV), FAST, PRECISION,
+        )  # fmt: skip
         found = found + (blocks,)
     return found
-
-
-@triton.jit
-def written_to(now, lefts, rights, w, dtype: tl.constexpr, PRECISION: tl.constexpr):
-    """W - (w left) right^T, from the factors of all slopes."""
-    found = ()
-    for i in tl.static_range(len(now)):
-        writes, blocks = weighted(lefts[i], w, dtype), ()
-        for f in tl.static_range(len(now[i])):
-            blocks = blocks + (now[i][f] - outer(writes, rights[i][f], PRECISION),)
-        found = found + (blocks,)
-    return found
-
-
-@triton.jit
-def push_one(
-    weight, border, left, rights, u, carry, d,
-    dtype: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """S = carry S - (u left) right^T of one weight where it lies, the one before put into its border"""
-    pushes, after = weighted(left, u, dtype), ()
-    before = blocks_of(weight, d, D, WIDTH, BLOCK)
-    store_blocks(border, before, d, D, WIDTH, BLOCK)
-    for f in tl.static_range(len(before)):
-        after = after + (carry * before[f] - outer(pushes, rights[f], PRECISION),)
-    tl.debug_barrier()  # all have read what is written over
-    store_blocks(weight, after, d, D, WIDTH, BLOCK)
-
-
-@triton.jit
-def push_on(
-    momentum, borders, lefts, rights, u, carry, group, place, d,
-    dtype: tl.constexpr, D: tl.constexpr, F: tl.constexpr, V: tl.constexpr, BF: tl.constexpr,
-    BV: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """The same of all weights"""
-    for i in tl.static_range(len(momentum)):
-        if i == 1:
-            push_one(
-                momentum[i] + group * (D * V), borders[i] + place * (D * V), lefts[i], rights[i], u, carry, d,
-                dtype, D, V, BV, PRECISION,
-            )  # fmt: skip
-        else:
-            push_one(
-                momentum[i] + group * (D * F), borders[i] + place * (D * F), lefts[i], rights[i], u, carry, d,
-                dtype, D, F, BF, PRECISION,
-            )  # fmt: skip
 
 
 @triton.jit
@@ -245,11 +231,15 @@ def walk_forward_kernel(
     dtype: tl.constexpr = x.dtype.element_ty
     now = weight_tiles(memory, group, rows, D, F, V, BF, BV)
     for k in range(count):
-        d, c = fresh(rows, k), fresh(columns, k)
-        place, t0 = (begin + k) * H + h, k * CHUNK
+        zero = nought(k, FAST)
+        d, c = fresh(rows, zero), fresh(columns, zero)
+        here = (
+            k + zero
+        )  # so that no pointer is kept for each tensor and moved on from round to round
+        place, t0 = (begin + here) * H + h, here * CHUNK
         bound = tl.maximum(oldest, t0 - (WINDOW - 1))
         narrow = rounded(now, dtype)
-        xs = feature_tiles(x, first, t0, bound, end, h, k, CHUNK, BE, H, F, BF)
+        xs = feature_tiles(x, first, t0, bound, end, h, zero, CHUNK, BE, H, F, BF)
         hidden, bent, opened, read = claims_of(
             narrow, xs, x, v, slot, first, t0, bound, end, h, c, CHUNK, BE, H, F, V, READS, len(norm) > 0,
             SKIP and FEEDBACK, ACTIVATION, FAST, PRECISION, dtype,
@@ -271,17 +261,14 @@ def walk_forward_kernel(
             rounded(now, dtype)[1][0], error, xs, hidden, bent, opened, PRECISION
         )
         w = vectors(mix + (place * CHUNK + CHUNK - 1) * PAIRS, CHUNK, EDGE, BE)
-        kept, pushing = tl.load(keep + place * CHUNK + CHUNK - 1), 0.0
-        if len(momentum) > 0:
-            pushing = tl.load(push + place * CHUNK + CHUNK - 1)
-        now = kept_of(now, momentum, start, kept, pushing, group, h, d, D, F, V, BF, BV)
-        now = written_to(now, lefts, rights, w, dtype, PRECISION)
+        u, kept, pushing, carry = w, tl.load(keep + place * CHUNK + CHUNK - 1), 0.0, 0.0
         if len(momentum) > 0:
             u = vectors(tail_mix + place * PAIRS, CHUNK, EDGE, BE)
-            carry = tl.load(tail_keep + place)
-            push_on(
-                momentum, momentum_borders, lefts, rights, u, carry, group, place, d, dtype, D, F, V, BF, BV,
-                PRECISION,
-            )  # fmt: skip
+            pushing, carry = tl.load(push + place * CHUNK + CHUNK - 1), tl.load(tail_keep + place)
+        now = all_moved_on(
+            now, lefts, rights, w, u, kept, pushing, carry, momentum, start, momentum_borders, group, place,
+            h, fresh(rows, nought(k, FAST)), D, F, V, BF, BV, FAST, PRECISION,
+        )  # fmt: skip
+        if len(momentum) > 0:
             tl.debug_barrier()  # read anew by others
     store_weights(memory, now, group, rows, D, F, V, BF, BV)

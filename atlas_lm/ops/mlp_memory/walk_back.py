@@ -16,6 +16,7 @@ import triton.language as tl
 
 from atlas_lm.ops.mlp_memory.normed import core_and_values
 from atlas_lm.ops.mlp_memory.pieces import (
+    all_settled,
     blocks_of,
     chunk_tiles,
     collect,
@@ -23,9 +24,13 @@ from atlas_lm.ops.mlp_memory.pieces import (
     fresh,
     gained,
     layer,
+    nought,
     outer,
     post,
     rounded,
+    row_of,
+    second,
+    settled,
     store_blocks,
     store_tile,
     store_weights,
@@ -118,39 +123,51 @@ def pull(
 
 
 @triton.jit
-def push_back_one(
-    weight,
-    asked,
-    dblocks,
-    push,
-    carry,
-    d,
-    D: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """dS = carry dS + push dW + what reads ask, of one weight, where it lies"""
-    before, reads = blocks_of(weight, d, D, WIDTH, BLOCK), blocks_of(asked, d, D, WIDTH, BLOCK)
-    after = ()
-    for f in tl.static_range(len(before)):
-        after = after + (carry * before[f] + push * dblocks[f] + reads[f],)
-    tl.debug_barrier()  # all have read what is written over
-    store_blocks(weight, after, d, D, WIDTH, BLOCK)
-
-
-@triton.jit
-def push_back(
-    dmomentum, dnow, asked, push, carry, place, group, d,
-    D: tl.constexpr, F: tl.constexpr, V: tl.constexpr, BF: tl.constexpr, BV: tl.constexpr,
+def back_over(
+    dnow, sums, border, dborder, still, dstill, dmomentum, momentum_border, dmomentum_border, keep, push,
+    carry, d, D: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, dtype: tl.constexpr,
+    FAST: tl.constexpr,
 ):  # fmt: skip
-    """The same of all weights"""
-    for i in tl.static_range(len(dnow)):
-        if i == 1:
-            here, there = dmomentum[i] + group * (D * V), asked[i] + place * (D * V)
-            push_back_one(here, there, dnow[i], push, carry, d, D, V, BV)
-        else:
-            here, there = dmomentum[i] + group * (D * F), asked[i] + place * (D * F)
-            push_back_one(here, there, dnow[i], push, carry, d, D, F, BF)
+    """What is asked of one weight before the chunk, as far as errors have no part in it: keep dW + what
+    reads ask.
+    Its momentum's dS = carry dS + push dW + what reads ask, where it lies; dstill += (1 - keep) dW. In the
+    places of what reads ask stands then what is asked of the state after the chunk.
+
+    still, dstill, dmomentum and borders of the momentum: (one,), () where there are none
+    sums: (W - Z, dW), (S, dW), (S, dS) by row, so far. Returned with dW"""
+    reads, before = blocks_of(dborder, d, D, WIDTH, BLOCK), blocks_of(border, d, D, WIDTH, BLOCK)
+    by_keep, by_push, by_carry = sums
+    found, rounded_blocks = (), ()
+    for f in tl.static_range(len(dnow)):
+        beyond = before[f].to(tl.float32)
+        if len(still) > 0:
+            beyond -= blocks_of(still[0], d, D, WIDTH, BLOCK)[f]
+        by_keep += tl.sum(beyond * dnow[f], axis=1)
+        rounded_blocks = rounded_blocks + (dnow[f].to(dtype),)
+        found = found + (settled(keep * dnow[f] + reads[f], tl.float32, FAST),)
+    if len(dstill) > 0:
+        asked, so_far = (), blocks_of(dstill[0], d, D, WIDTH, BLOCK)
+        for f in tl.static_range(len(dnow)):
+            asked = asked + (so_far[f] + (1.0 - keep) * dnow[f],)
+        store_blocks(dstill[0], asked, d, D, WIDTH, BLOCK)
+    if len(dmomentum) > 0:
+        moved, dmoved = (
+            blocks_of(momentum_border[0], d, D, WIDTH, BLOCK),
+            blocks_of(dmomentum[0], d, D, WIDTH, BLOCK),
+        )
+        pulls, after, narrow = blocks_of(dmomentum_border[0], d, D, WIDTH, BLOCK), (), ()
+        for f in tl.static_range(len(dnow)):
+            by_push += tl.sum(moved[f].to(tl.float32) * dnow[f], axis=1)
+            by_carry += tl.sum(moved[f].to(tl.float32) * dmoved[f], axis=1)
+            narrow = narrow + (dmoved[f].to(dtype),)
+            after = after + (carry * dmoved[f] + push * dnow[f] + pulls[f],)
+        tl.debug_barrier()  # all have read what is written over
+        store_blocks(dmomentum[0], after, d, D, WIDTH, BLOCK)
+        store_blocks(dmomentum_border[0], narrow, d, D, WIDTH, BLOCK)
+    else:
+        tl.debug_barrier()
+    store_blocks(dborder, rounded_blocks, d, D, WIDTH, BLOCK)
+    return found, (by_keep, by_push, by_carry)
 
 
 @triton.jit
@@ -177,7 +194,7 @@ def walk_backward_kernel(
     H: tl.constexpr, F: tl.constexpr, D: tl.constexpr, V: tl.constexpr,
     BF: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr,
     CHUNK: tl.constexpr, EDGE: tl.constexpr, BE: tl.constexpr, WINDOW: tl.constexpr,
-    FEEDBACK: tl.constexpr, PRECISION: tl.constexpr,
+    FEEDBACK: tl.constexpr, FAST: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dmemory, dmomentum: asked of the state after the last chunk, left as what is asked before the first
     dstart: zero, fp32 [N, H, ...], filled
@@ -197,11 +214,13 @@ def walk_backward_kernel(
     dtype: tl.constexpr = x.dtype.element_ty
     dnow = weight_tiles(dmemory, group, rows, D, F, V, BF, BV)
     for k in range(count):
-        d, c = fresh(rows, k), fresh(columns, k)
-        place, t0 = (begin + count - 1 - k) * H + h, (count - 1 - k) * CHUNK
+        zero = nought(k, FAST)
+        d, c = fresh(rows, zero), fresh(columns, zero)
+        back_at = count - 1 - k + zero  # so that no pointer is kept for each tensor and moved on
+        place, t0 = (begin + back_at) * H + h, back_at * CHUNK
         at_units = place * (D * PAIRS)
         bound = tl.maximum(oldest, t0 - (WINDOW - 1))
-        xs = feature_tiles(x, first, t0, bound, end, h, k, CHUNK, BE, H, F, BF)
+        xs = feature_tiles(x, first, t0, bound, end, h, zero, CHUNK, BE, H, F, BF)
         error = chunk_tiles(errors + place * (V * PAIRS), c, V, CHUNK, EDGE, BE)
         hidden = chunk_tiles(units[0] + at_units, d, D, CHUNK, EDGE, BE)
         bent = chunk_tiles(units[2] + at_units, d, D, CHUNK, EDGE, BE)
@@ -214,13 +233,16 @@ def walk_backward_kernel(
 
         # what the state after the chunk asks of its slopes
         dnarrow = rounded(dnow, dtype)
-        way0 = columns_weighed(layer(dnarrow[0], xs, PRECISION), w)
+        way0 = all_settled(columns_weighed(layer(dnarrow[0], xs, PRECISION), w), tl.float32, FAST)
         way1 = columns_weighed(times(dnarrow[1][0], error, PRECISION), w)
+        way1 = all_settled(way1, tl.float32, FAST)
         dmoved = ()
         if len(dmomentum) > 0:
             dmoved = rounded(weight_tiles(dmomentum, group, d, D, F, V, BF, BV), dtype)
             way0 = plus(way0, columns_weighed(layer(dmoved[0], xs, PRECISION), u))
+            way0 = all_settled(way0, tl.float32, FAST)
             way1 = plus(way1, columns_weighed(times(dmoved[1][0], error, PRECISION), u))
+            way1 = all_settled(way1, tl.float32, FAST)
         curved = chunk_tiles(units[3] + at_units, d, D, CHUNK, EDGE, BE)
         da = less(chunk_tiles(units[5] + at_units, d, D, CHUNK, EDGE, BE), curved, way0)
         da = less(da, bent, way1)
@@ -236,7 +258,8 @@ def walk_backward_kernel(
             da = less(da, crossed, wayg)
             dgates = less(chunk_tiles(units[9] + at_units, d, D, CHUNK, EDGE, BE), crossed, way0)
             dgates = less(dgates, opened, way1)
-        dback = all_rounded(dback, dtype)
+        da, dgates = all_settled(da, tl.float32, FAST), all_settled(dgates, tl.float32, FAST)
+        dback = all_settled(dback, dtype, FAST)
         (last,) = blocks_of(borders[1] + place * (D * V), d, D, V, BV)
         part = times(tl.trans(last), dback, PRECISION)
         part = gained(
@@ -250,24 +273,24 @@ def walk_backward_kernel(
             post(part, mail, arrived, group, slot, k, c, SLICES, CHUNK, BE)
 
         # while the others' parts of dE are on their way: all that does not wait for it
-        narrow = weight_tiles(borders, place, d, D, F, V, BF, BV)
-        beyond = narrow
-        if len(dstart) > 0:
-            beyond = pull(dstart, dnow, start, narrow, kept, group, h, d, D, F, V, BF, BV)
+        d = fresh(rows, nought(k, FAST))
+        nothing = tl.zeros([BD], tl.float32)
+        sums, kept_back = (nothing, nothing, nothing), ()
+        for i in tl.static_range(len(dnow)):
+            here, there = place * (D * second(i, F, V)), group * (D * second(i, F, V))
+            blocks, sums = back_over(
+                dnow[i], sums, borders[i] + here, dborders[i] + here,
+                row_of(start, i, h * (D * second(i, F, V))), row_of(dstart, i, there), row_of(dmomentum, i,
+                there), row_of(momentum_borders, i, here), row_of(dmomentum_borders, i, here), kept, pushing,
+                carry, d, D, second(i, F, V), second(i, BF, BV), dtype, FAST,
+            )  # fmt: skip
+            kept_back = kept_back + (blocks,)
+        dnow = kept_back
         scalars = dscalars + place * (3 * D) + d
-        tl.store(scalars, met(beyond, dnow, BD), mask=d < D)
-        if len(dmomentum) > 0:
-            moved = weight_tiles(momentum_borders, place, d, D, F, V, BF, BV)
-            dmoving = weight_tiles(dmomentum, group, d, D, F, V, BF, BV)
-            tl.store(scalars + D, met(moved, dnow, BD), mask=d < D)
-            tl.store(scalars + 2 * D, met(moved, dmoving, BD), mask=d < D)
-            push_back(
-                dmomentum, dnow, dmomentum_borders, pushing, carry, place, group, d, D, F, V, BF, BV
-            )
-        dnow = kept_and_asked(dnow, dborders, kept, place, d, D, F, V, BF, BV)
-        tl.debug_barrier()  # all have read what is written over now, and see what was written to dS
-        store_weights(dborders, dnarrow, place, d, D, F, V, BF, BV)
-        store_weights(dmomentum_borders, dmoved, place, d, D, F, V, BF, BV)
+        for i in tl.static_range(3):
+            if i == 0 or len(dmomentum) > 0:
+                tl.store(scalars + i * D, sums[i], mask=d < D)
+        tl.debug_barrier()  # what was written to dS is read anew by others
         last_layer = grown(dnow[1], dback, (error,), PRECISION)
 
         if SLICES > 1:
