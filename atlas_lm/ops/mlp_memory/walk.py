@@ -1,5 +1,5 @@
 """The walk from border to border. A head's hidden units are cut into slices of BD, a program each, whose
-rows of the memory stay in registers:
+rows of the memory stay in registers where there is room:
 
     A = W0 X,  H = s(A),  E = skip X + W1 H - V,  P = s'(A) * (W1^T E)
     W0' = keep W0 + push S0 + (1 - keep) Z0 - (w P) X^T,  W1^T' = ... - (w H) E^T,  S0' = carry S0 - (u P) X^T
@@ -14,10 +14,13 @@ import triton.language as tl
 from atlas_lm.ops.mlp_memory.normed import error_through_norm
 from atlas_lm.ops.mlp_memory.pieces import (
     activation,
-    blocks_of,
+    block_of,
+    blocks_in,
     collect,
     feature_tiles,
     fresh,
+    held_or_read,
+    hold_or_store,
     layer,
     nought,
     outer,
@@ -25,10 +28,9 @@ from atlas_lm.ops.mlp_memory.pieces import (
     pairs_there,
     post,
     rounded,
-    row_of,
     second,
     settled,
-    store_blocks,
+    store_block,
     store_tile,
     store_weights,
     times,
@@ -36,6 +38,7 @@ from atlas_lm.ops.mlp_memory.pieces import (
     vectors,
     weight_tiles,
     weighted,
+    with_weight,
 )
 
 
@@ -154,54 +157,33 @@ def slopes_of(last, error, xs, hidden, bent, opened, PRECISION: tl.constexpr):
 
 @triton.jit
 def moved_on(
-    now, still, left, rights, w, u, keep, push, carry, weight, border, d,
-    D: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, FAST: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """One weight after the chunk, keep W + push S + (1 - keep) Z - (w left) right^T, by blocks. Its momentum
-    goes on where it lies, carry S - (u left) right^T, the one before put into its border. still: Z   weight,
-    border: of the momentum, (one,); () where there are none"""
-    dtype: tl.constexpr = rights[0][0].dtype
-    writes, found, after = weighted(left, w, dtype), (), ()
-    moving, pushes = now, writes
-    if len(weight) > 0:
-        moving, pushes = blocks_of(weight[0], d, D, WIDTH, BLOCK), weighted(left, u, dtype)
-        store_blocks(border[0], moving, d, D, WIDTH, BLOCK)
-    for f in tl.static_range(len(now)):
-        block = keep * now[f]
-        if len(still) > 0:
-            block += (1.0 - keep) * still[f]
-        if len(weight) > 0:
-            block += push * moving[f]
-            after = after + (carry * moving[f] - outer(pushes, rights[f], PRECISION),)
-        found = found + (settled(block - outer(writes, rights[f], PRECISION), tl.float32, FAST),)
-    if len(weight) > 0:
-        tl.debug_barrier()  # all have read what is written over
-        store_blocks(weight[0], after, d, D, WIDTH, BLOCK)
-    return found
-
-
-@triton.jit
-def all_moved_on(
-    now, lefts, rights, w, u, keep, push, carry, momentum, start, borders, group, place, h, d,
-    D: tl.constexpr, F: tl.constexpr, V: tl.constexpr, BF: tl.constexpr, BV: tl.constexpr,
+    held, memory, i: tl.constexpr, left, rights, w, u, keep, push, carry, momentum, start, borders, group,
+    place, h, d, D: tl.constexpr, F: tl.constexpr, V: tl.constexpr, BF: tl.constexpr, BV: tl.constexpr,
     FAST: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """All weights"""
-    found = ()
-    for i in tl.static_range(len(now)):
-        still = ()
+    """Weight i after the chunk, keep W + push S + (1 - keep) Z - (w left) right^T, held in registers or not.
+    Its momentum goes on where it lies, carry S - (u left) right^T, the one before put into its border."""
+    dtype: tl.constexpr = rights[0][0].dtype
+    WIDTH: tl.constexpr = second(i, F, V)
+    BLOCK: tl.constexpr = second(i, BF, BV)
+    writes, kept = weighted(left, w, dtype), ()
+    pushes = writes
+    if len(momentum) > 0:
+        pushes = weighted(left, u, dtype)
+    for f in tl.static_range(blocks_in(i, F, V, BF, BV)):
+        block = keep * held_or_read(held, memory, i, f, group, d, D, F, V, BF, BV)
         if len(start) > 0:
-            still = blocks_of(
-                start[i] + h * (D * second(i, F, V)), d, D, second(i, F, V), second(i, BF, BV)
-            )
-        weight = row_of(momentum, i, group * (D * second(i, F, V)))
-        border = row_of(borders, i, place * (D * second(i, F, V)))
-        blocks = moved_on(
-            now[i], still, lefts[i], rights[i], w, u, keep, push, carry, weight, border, d, D, second(i, F,
-            V), second(i, BF, BV), FAST, PRECISION,
-        )  # fmt: skip
-        found = found + (blocks,)
-    return found
+            block += (1.0 - keep) * block_of(start[i] + h * (D * WIDTH), f, d, D, WIDTH, BLOCK)
+        if len(momentum) > 0:
+            moving = block_of(momentum[i] + group * (D * WIDTH), f, d, D, WIDTH, BLOCK)
+            block += push * moving
+            store_block(borders[i] + place * (D * WIDTH), f, moving, d, D, WIDTH, BLOCK)
+            moving = carry * moving - outer(pushes, rights[f], PRECISION)
+            tl.debug_barrier()  # all have read what is written over
+            store_block(momentum[i] + group * (D * WIDTH), f, moving, d, D, WIDTH, BLOCK)
+        block = settled(block - outer(writes, rights[f], PRECISION), tl.float32, FAST)
+        kept = hold_or_store(kept, held, block, memory, i, f, group, d, D, F, V, BF, BV)
+    return kept
 
 
 @triton.jit
@@ -213,9 +195,10 @@ def walk_forward_kernel(
     BF: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr,
     CHUNK: tl.constexpr, EDGE: tl.constexpr, BE: tl.constexpr, WINDOW: tl.constexpr,
     FEEDBACK: tl.constexpr, SKIP: tl.constexpr, ACTIVATION: tl.constexpr, FAST: tl.constexpr,
-    PRECISION: tl.constexpr,
+    HELD: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """memory, momentum: before the first chunk, and left as they are after the last; [N, H, ...] fp32
+    """HELD: whether the memory stays in registers from chunk to chunk, else it goes back and forth
+    memory, momentum: before the first chunk, and left as they are after the last; [N, H, ...] fp32
     start: [H, ...] fp32   norm: scale and bias [H, V] fp32, or ()
     filled: borders, momentum_borders [NC, H, ...], before each chunk; anchor, before the last one; errors
     [NC, H, V, PAIRS], and with a norm cores, W1 H"""
@@ -229,15 +212,18 @@ def walk_forward_kernel(
     count = (end + CHUNK - 1) // CHUNK
     rows, columns = slot * BD + tl.arange(0, BD), tl.arange(0, BV)
     dtype: tl.constexpr = x.dtype.element_ty
-    now = weight_tiles(memory, group, rows, D, F, V, BF, BV)
+    held = ()
+    if HELD:
+        held = weight_tiles(memory, group, rows, D, F, V, BF, BV)
     for k in range(count):
         zero = nought(k, FAST)
         d, c = fresh(rows, zero), fresh(columns, zero)
-        here = (
-            k + zero
-        )  # so that no pointer is kept for each tensor and moved on from round to round
+        here = k + zero  # so that no pointer is kept for each tensor and moved on
         place, t0 = (begin + here) * H + h, here * CHUNK
         bound = tl.maximum(oldest, t0 - (WINDOW - 1))
+        now = held
+        if not HELD:
+            now = weight_tiles(memory, group, d, D, F, V, BF, BV)
         narrow = rounded(now, dtype)
         xs = feature_tiles(x, first, t0, bound, end, h, zero, CHUNK, BE, H, F, BF)
         hidden, bent, opened, read = claims_of(
@@ -257,18 +243,23 @@ def walk_forward_kernel(
         )  # fmt: skip
         error = kept_errors(read, errors, slot, place, c, V, CHUNK, EDGE, BE, dtype)
 
-        lefts, rights = slopes_of(
-            rounded(now, dtype)[1][0], error, xs, hidden, bent, opened, PRECISION
-        )
+        d = fresh(rows, nought(k, FAST))
+        last = held_or_read(held, memory, 1, 0, group, d, D, F, V, BF, BV)
+        lefts, rights = slopes_of(last.to(dtype), error, xs, hidden, bent, opened, PRECISION)
         w = vectors(mix + (place * CHUNK + CHUNK - 1) * PAIRS, CHUNK, EDGE, BE)
         u, kept, pushing, carry = w, tl.load(keep + place * CHUNK + CHUNK - 1), 0.0, 0.0
         if len(momentum) > 0:
             u = vectors(tail_mix + place * PAIRS, CHUNK, EDGE, BE)
             pushing, carry = tl.load(push + place * CHUNK + CHUNK - 1), tl.load(tail_keep + place)
-        now = all_moved_on(
-            now, lefts, rights, w, u, kept, pushing, carry, momentum, start, momentum_borders, group, place,
-            h, fresh(rows, nought(k, FAST)), D, F, V, BF, BV, FAST, PRECISION,
-        )  # fmt: skip
-        if len(momentum) > 0:
+        after = ()
+        for i in tl.static_range(len(memory)):
+            blocks = moved_on(
+                held, memory, i, lefts[i], rights[i], w, u, kept, pushing, carry, momentum, start,
+                momentum_borders, group, place, h, d, D, F, V, BF, BV, FAST, PRECISION,
+            )  # fmt: skip
+            after = with_weight(after, held, blocks)
+        held = after
+        if len(momentum) > 0 or not HELD:
             tl.debug_barrier()  # read anew by others
-    store_weights(memory, now, group, rows, D, F, V, BF, BV)
+    if HELD:
+        store_weights(memory, held, group, rows, D, F, V, BF, BV)

@@ -8,7 +8,8 @@
 
 A gate G has tiles of its own: B = s' G, C = s'' G U, Yg = dWg X, and
     dU += -s (w Yg),   dA += -s' U (w Yg),   dG += s (W1^T dE - w Z) - s' U (w Y0)
-A program holds rows of dW in registers and those of dS in memory; dE is the one sum over slices of a head.
+A program holds rows of dW in registers where there is room, and those of dS in memory; dE is the one sum
+over slices of a head.
 """
 
 import triton
@@ -17,21 +18,24 @@ import triton.language as tl
 from atlas_lm.ops.mlp_memory.normed import core_and_values
 from atlas_lm.ops.mlp_memory.pieces import (
     all_settled,
+    block_of,
+    blocks_in,
     blocks_of,
     chunk_tiles,
     collect,
     feature_tiles,
     fresh,
     gained,
+    held_or_read,
+    hold_or_store,
     layer,
     nought,
     outer,
     post,
     rounded,
-    row_of,
     second,
     settled,
-    store_blocks,
+    store_block,
     store_tile,
     store_weights,
     times,
@@ -39,6 +43,7 @@ from atlas_lm.ops.mlp_memory.pieces import (
     vectors,
     weight_tiles,
     weighted,
+    with_weight,
 )
 
 
@@ -124,50 +129,72 @@ def pull(
 
 @triton.jit
 def back_over(
-    dnow, sums, border, dborder, still, dstill, dmomentum, momentum_border, dmomentum_border, keep, push,
-    carry, d, D: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, dtype: tl.constexpr,
-    FAST: tl.constexpr,
+    held, dmemory, i: tl.constexpr, sums, borders, dborders, start, dstart, dmomentum, momentum_borders,
+    dmomentum_borders, keep, push, carry, group, place, h, d,
+    D: tl.constexpr, F: tl.constexpr, V: tl.constexpr, BF: tl.constexpr, BV: tl.constexpr,
+    dtype: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
-    """What is asked of one weight before the chunk, as far as errors have no part in it: keep dW + what
-    reads ask.
-    Its momentum's dS = carry dS + push dW + what reads ask, where it lies; dstill += (1 - keep) dW. In the
+    """What is asked of weight i before the chunk, as far as errors have no part in it: keep dW + what reads
+    ask.
+    Its momentum's dS = carry dS + push dW + what reads ask, where it lies; dstart += (1 - keep) dW. In the
     places of what reads ask stands then what is asked of the state after the chunk.
 
-    still, dstill, dmomentum and borders of the momentum: (one,), () where there are none
-    sums: (W - Z, dW), (S, dW), (S, dS) by row, so far. Returned with dW"""
-    reads, before = blocks_of(dborder, d, D, WIDTH, BLOCK), blocks_of(border, d, D, WIDTH, BLOCK)
+    sums: (W - Z, dW), (S, dW), (S, dS) by row, so far. Returned with dW, () if memory has it"""
+    WIDTH: tl.constexpr = second(i, F, V)
+    BLOCK: tl.constexpr = second(i, BF, BV)
+    here, there = place * (D * WIDTH), group * (D * WIDTH)
     by_keep, by_push, by_carry = sums
-    found, rounded_blocks = (), ()
-    for f in tl.static_range(len(dnow)):
-        beyond = before[f].to(tl.float32)
-        if len(still) > 0:
-            beyond -= blocks_of(still[0], d, D, WIDTH, BLOCK)[f]
-        by_keep += tl.sum(beyond * dnow[f], axis=1)
-        rounded_blocks = rounded_blocks + (dnow[f].to(dtype),)
-        found = found + (settled(keep * dnow[f] + reads[f], tl.float32, FAST),)
-    if len(dstill) > 0:
-        asked, so_far = (), blocks_of(dstill[0], d, D, WIDTH, BLOCK)
-        for f in tl.static_range(len(dnow)):
-            asked = asked + (so_far[f] + (1.0 - keep) * dnow[f],)
-        store_blocks(dstill[0], asked, d, D, WIDTH, BLOCK)
-    if len(dmomentum) > 0:
-        moved, dmoved = (
-            blocks_of(momentum_border[0], d, D, WIDTH, BLOCK),
-            blocks_of(dmomentum[0], d, D, WIDTH, BLOCK),
-        )
-        pulls, after, narrow = blocks_of(dmomentum_border[0], d, D, WIDTH, BLOCK), (), ()
-        for f in tl.static_range(len(dnow)):
-            by_push += tl.sum(moved[f].to(tl.float32) * dnow[f], axis=1)
-            by_carry += tl.sum(moved[f].to(tl.float32) * dmoved[f], axis=1)
-            narrow = narrow + (dmoved[f].to(dtype),)
-            after = after + (carry * dmoved[f] + push * dnow[f] + pulls[f],)
-        tl.debug_barrier()  # all have read what is written over
-        store_blocks(dmomentum[0], after, d, D, WIDTH, BLOCK)
-        store_blocks(dmomentum_border[0], narrow, d, D, WIDTH, BLOCK)
-    else:
-        tl.debug_barrier()
-    store_blocks(dborder, rounded_blocks, d, D, WIDTH, BLOCK)
-    return found, (by_keep, by_push, by_carry)
+    kept = ()
+    for f in tl.static_range(blocks_in(i, F, V, BF, BV)):
+        dnow = held_or_read(held, dmemory, i, f, group, d, D, F, V, BF, BV)
+        beyond = block_of(borders[i] + here, f, d, D, WIDTH, BLOCK).to(tl.float32)
+        if len(start) > 0:
+            beyond -= block_of(start[i] + h * (D * WIDTH), f, d, D, WIDTH, BLOCK)
+            so_far = block_of(dstart[i] + there, f, d, D, WIDTH, BLOCK)
+            store_block(dstart[i] + there, f, so_far + (1.0 - keep) * dnow, d, D, WIDTH, BLOCK)
+        by_keep += tl.sum(beyond * dnow, axis=1)
+        block = keep * dnow + block_of(dborders[i] + here, f, d, D, WIDTH, BLOCK)
+        block = settled(block, tl.float32, FAST)
+        if len(dmomentum) > 0:
+            moved = block_of(momentum_borders[i] + here, f, d, D, WIDTH, BLOCK).to(tl.float32)
+            dmoved = block_of(dmomentum[i] + there, f, d, D, WIDTH, BLOCK)
+            by_push += tl.sum(moved * dnow, axis=1)
+            by_carry += tl.sum(moved * dmoved, axis=1)
+            asked = block_of(dmomentum_borders[i] + here, f, d, D, WIDTH, BLOCK)
+            asked = carry * dmoved + push * dnow + asked
+            tl.debug_barrier()  # all have read what is written over
+            store_block(dmomentum[i] + there, f, asked, d, D, WIDTH, BLOCK)
+            store_block(dmomentum_borders[i] + here, f, dmoved.to(dtype), d, D, WIDTH, BLOCK)
+        else:
+            tl.debug_barrier()
+        store_block(dborders[i] + here, f, dnow.to(dtype), d, D, WIDTH, BLOCK)
+        kept = hold_or_store(kept, held, block, dmemory, i, f, group, d, D, F, V, BF, BV)
+    return kept, (by_keep, by_push, by_carry)
+
+
+@triton.jit
+def grown_with(
+    blocks, dmemory, i: tl.constexpr, da, dback, dgates, hidden, xs, error, derror, danchor, first, group, d,
+    D: tl.constexpr, F: tl.constexpr, V: tl.constexpr, BF: tl.constexpr, BV: tl.constexpr,
+    READS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """dW + what errors ask: dA X^T, dU E^T + H dE^T, dG X^T, and at the last border what is asked of the
+    anchor"""
+    kept = ()
+    for f in tl.static_range(blocks_in(i, F, V, BF, BV)):
+        block = held_or_read(blocks, dmemory, i, f, group, d, D, F, V, BF, BV)
+        if i == 1:
+            block += outer(dback, error, PRECISION)
+            if READS:
+                block += outer(hidden, derror, PRECISION)
+        elif i == 0:
+            block += outer(da, xs[f], PRECISION)
+        else:
+            block += outer(dgates, xs[f], PRECISION)
+        if len(danchor) > 0:
+            block += held_or_read((), danchor, i, f, group, tl.where(first, d, D), D, F, V, BF, BV)
+        kept = hold_or_store(kept, blocks, block, dmemory, i, f, group, d, D, F, V, BF, BV)
+    return kept
 
 
 @triton.jit
@@ -194,9 +221,10 @@ def walk_backward_kernel(
     H: tl.constexpr, F: tl.constexpr, D: tl.constexpr, V: tl.constexpr,
     BF: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr,
     CHUNK: tl.constexpr, EDGE: tl.constexpr, BE: tl.constexpr, WINDOW: tl.constexpr,
-    FEEDBACK: tl.constexpr, FAST: tl.constexpr, PRECISION: tl.constexpr,
+    FEEDBACK: tl.constexpr, FAST: tl.constexpr, HELD: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dmemory, dmomentum: asked of the state after the last chunk, left as what is asked before the first
+    """HELD: whether dW stays in registers from chunk to chunk, else it goes back and forth
+    dmemory, dmomentum: asked of the state after the last chunk, left as what is asked before the first
     dstart: zero, fp32 [N, H, ...], filled
     dborders, dmomentum_borders: asked by the reads of each chunk, left as what is asked of the state after it
     units: dU, dA (and dG) are left as they are after the walk
@@ -212,7 +240,9 @@ def walk_backward_kernel(
     count = (end + CHUNK - 1) // CHUNK
     rows, columns = slot * BD + tl.arange(0, BD), tl.arange(0, BV)
     dtype: tl.constexpr = x.dtype.element_ty
-    dnow = weight_tiles(dmemory, group, rows, D, F, V, BF, BV)
+    held = ()
+    if HELD:
+        held = weight_tiles(dmemory, group, rows, D, F, V, BF, BV)
     for k in range(count):
         zero = nought(k, FAST)
         d, c = fresh(rows, zero), fresh(columns, zero)
@@ -232,6 +262,9 @@ def walk_backward_kernel(
             pushing, carry = tl.load(push + place * CHUNK + CHUNK - 1), tl.load(tail_keep + place)
 
         # what the state after the chunk asks of its slopes
+        dnow = held
+        if not HELD:
+            dnow = weight_tiles(dmemory, group, d, D, F, V, BF, BV)
         dnarrow = rounded(dnow, dtype)
         way0 = all_settled(columns_weighed(layer(dnarrow[0], xs, PRECISION), w), tl.float32, FAST)
         way1 = columns_weighed(times(dnarrow[1][0], error, PRECISION), w)
@@ -248,7 +281,7 @@ def walk_backward_kernel(
         da = less(da, bent, way1)
         dgates = ()
         dback = less(chunk_tiles(units[4] + at_units, d, D, CHUNK, EDGE, BE), bent, way0)
-        if len(dnow) > 2:
+        if len(dmemory) > 2:
             wayg = columns_weighed(layer(dnarrow[2], xs, PRECISION), w)
             if len(dmomentum) > 0:
                 wayg = plus(wayg, columns_weighed(layer(dmoved[2], xs, PRECISION), u))
@@ -276,22 +309,17 @@ def walk_backward_kernel(
         d = fresh(rows, nought(k, FAST))
         nothing = tl.zeros([BD], tl.float32)
         sums, kept_back = (nothing, nothing, nothing), ()
-        for i in tl.static_range(len(dnow)):
-            here, there = place * (D * second(i, F, V)), group * (D * second(i, F, V))
+        for i in tl.static_range(len(dmemory)):
             blocks, sums = back_over(
-                dnow[i], sums, borders[i] + here, dborders[i] + here,
-                row_of(start, i, h * (D * second(i, F, V))), row_of(dstart, i, there), row_of(dmomentum, i,
-                there), row_of(momentum_borders, i, here), row_of(dmomentum_borders, i, here), kept, pushing,
-                carry, d, D, second(i, F, V), second(i, BF, BV), dtype, FAST,
+                held, dmemory, i, sums, borders, dborders, start, dstart, dmomentum, momentum_borders,
+                dmomentum_borders, kept, pushing, carry, group, place, h, d, D, F, V, BF, BV, dtype, FAST,
             )  # fmt: skip
-            kept_back = kept_back + (blocks,)
-        dnow = kept_back
+            kept_back = with_weight(kept_back, held, blocks)
         scalars = dscalars + place * (3 * D) + d
         for i in tl.static_range(3):
             if i == 0 or len(dmomentum) > 0:
                 tl.store(scalars + i * D, sums[i], mask=d < D)
-        tl.debug_barrier()  # what was written to dS is read anew by others
-        last_layer = grown(dnow[1], dback, (error,), PRECISION)
+        tl.debug_barrier()  # what was written to dW and dS is read anew by others
 
         if SLICES > 1:
             part = collect(part, mail, arrived, group, k, c, SLICES, CHUNK, BE)
@@ -309,21 +337,23 @@ def walk_backward_kernel(
             added, opening = (), ()
             for i in tl.static_range(len(da)):
                 added = added + (da[i] + bent[i] * back[i],)
-                if len(dnow) > 2:
+                if len(dmemory) > 2:
                     opening = opening + (dgates[i] + opened[i] * back[i],)
             da, dgates = added, opening
-            last_layer = grown(last_layer, hidden, (derror,), PRECISION)
-        da = all_rounded(da, dtype)
-        after = (grown(dnow[0], da, xs, PRECISION), last_layer)
-        if len(dnow) > 2:
-            dgates = all_rounded(dgates, dtype)
-            after = after + (grown(dnow[2], dgates, xs, PRECISION),)
-        dnow = after
+        da, dgates = all_rounded(da, dtype), all_rounded(dgates, dtype)
         for i in tl.static_range(len(da)):
             store_tile(units[5] + at_units, da[i], d, i, D, CHUNK, EDGE, BE)
-            if len(dnow) > 2:
+            if len(dmemory) > 2:
                 store_tile(units[9] + at_units, dgates[i], d, i, D, CHUNK, EDGE, BE)
-        if len(danchor) > 0:
-            last_rows = tl.where(k == 0, d, D)  # none but at the last border
-            dnow = kept_and_asked(dnow, danchor, 1.0, group, last_rows, D, F, V, BF, BV)
-    store_weights(dmemory, dnow, group, rows, D, F, V, BF, BV)
+        after = ()
+        for i in tl.static_range(len(dmemory)):
+            blocks = grown_with(
+                kept_back, dmemory, i, da, dback, dgates, hidden, xs, error, derror, danchor, k == 0, group,
+                d, D, F, V, BF, BV, FEEDBACK or len(norm) > 0, PRECISION,
+            )  # fmt: skip
+            after = with_weight(after, held, blocks)
+        held = after
+        if not HELD:
+            tl.debug_barrier()  # read anew by others
+    if HELD:
+        store_weights(dmemory, held, group, rows, D, F, V, BF, BV)
