@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 from atlas_lm.memory.architectures import Matrix
 from atlas_lm.memory.layout import lay_out
 from atlas_lm.memory.objectives import Dot, Huber
-from atlas_lm.memory.operands import Operands, of_fresh, of_grid, skips
+from atlas_lm.memory.operands import Operands, of_fresh, of_grid, skips, width
 from atlas_lm.memory.optimizers import Momentum, Muon
 from atlas_lm.memory.parallel import LINEAR_TILE, head_chunk, slopes_are_free
 from atlas_lm.memory.retention import Renormalise
@@ -34,11 +34,11 @@ def declines(spec: MemorySpec, *inputs: Tensor, trace: bool) -> str | None:
     """Why no fused op runs this spec on these inputs; None where one does."""
     if trace:
         return "kernels keep no trace; norms of every token come from the parallel form"
-    return _unknown(spec) or why_not_triton(*inputs)
+    return _unknown(spec, inputs[0].element_size()) or why_not_triton(*inputs)
 
 
-def _unknown(spec: MemorySpec) -> str | None:
-    """Why no op knows this rule in these sizes; None where one does."""
+def _unknown(spec: MemorySpec, element: int) -> str | None:
+    """Why no op knows this rule in these sizes; None where one does. element: bytes of a number"""
     rule = spec.optimizer
     if spec.keeps_pairs:
         return "kept pairs have no weights that a kernel could hold"
@@ -52,7 +52,7 @@ def _unknown(spec: MemorySpec) -> str | None:
         return "momentum that is carried on once per period has no kernel"
     if isinstance(spec.architecture, Matrix):
         return _unknown_matrix(spec)
-    return _unknown_deep(spec)
+    return _unknown_deep(spec, element)
 
 
 def _unknown_matrix(spec: MemorySpec) -> str | None:
@@ -68,7 +68,7 @@ def _unknown_matrix(spec: MemorySpec) -> str | None:
     return linear_memory.why_not_sizes(_chunk(spec), size, spec.feature_dim, spec.value_dim)
 
 
-def _unknown_deep(spec: MemorySpec) -> str | None:
+def _unknown_deep(spec: MemorySpec, element: int) -> str | None:
     if spec.network.depth != 2:
         return (
             "kernels for many tokens hold a matrix or an MLP of two layers, and this MLP has "
@@ -77,9 +77,11 @@ def _unknown_deep(spec: MemorySpec) -> str | None:
     if spec.online:
         return "the online rule (chunk 1) of a deep memory has no kernel for many tokens"
     hidden = spec.fast_shapes["w0"][0]
+    momentum = isinstance(spec.optimizer, Momentum) and not isinstance(spec.optimizer, Muon)
     return mlp_memory.why_not_sizes(
-        spec.timing.chunk, spec.window.size, spec.feature_dim, hidden, spec.value_dim
-    )
+        spec.timing.chunk, spec.window.size, width(spec), hidden, spec.value_dim,
+        gated="gate" in spec.fast_shapes, states=1 + momentum + spec.retention.reads_start, element=element,
+    )  # fmt: skip
 
 
 def run(

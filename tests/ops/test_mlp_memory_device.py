@@ -6,13 +6,15 @@ import itertools
 import pytest
 import torch
 
+from atlas_lm.ops.mlp_memory import why_not_sizes
 from tests.ops.mlp_cases import DRAWS, Case, assert_twice_plain, draw, named, run
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
 def device_grid():
-    """bf16, in which models train, meets every rule at every size; fp16 and fp32 meet every size once."""
+    """bf16, in which models train, meets every rule at every size, with Muon too; fp16 and fp32 meet every size
+    once, where kernels have room for it."""
     sizes = [(64, 256, 64), (153, 256, 64), (32, 96, 24), (128, 512, 128), (256, 128, 32)]
     rules = list(itertools.product((1, 16), (False, True), (False, True)))
     for (i, (features, hidden, values)), (j, (window, momentum, gated)) in itertools.product(
@@ -25,9 +27,19 @@ def device_grid():
             values=values, heads=2, batch=2,
         )  # fmt: skip
         yield torch.bfloat16, case
+        if not momentum:
+            yield torch.bfloat16, dataclasses.replace(case, period=(case.chunk, 8)[turn % 2])
         for dtype, shift in ((torch.float16, 0), (torch.float32, 3)):
-            if j == (i + shift) % 8:
+            if j == (i + shift) % 8 and has_room(case, dtype):
                 yield dtype, case
+
+
+def has_room(case, dtype):
+    reason = why_not_sizes(
+        case.chunk, case.window, case.features, case.hidden, case.values, gated=case.gated,
+        states=1 + case.momentum + case.start, element=dtype.itemsize,
+    )  # fmt: skip
+    return reason is None
 
 
 LARGE = Case(
@@ -48,6 +60,10 @@ DEVICE_CASES = [
     (torch.bfloat16, dataclasses.replace(LARGE, batch=3, length=(400, 0, 77), momentum=False)),
     (torch.bfloat16, dataclasses.replace(LARGE, objective="dot", decays=False, activation="silu")),
     (torch.bfloat16, dataclasses.replace(LARGE, window=65, gated=True)),
+    (torch.bfloat16, dataclasses.replace(LARGE, norm=True)),
+    (torch.bfloat16, dataclasses.replace(LARGE, norm=True, gated=True, period=64, momentum=False)),
+    (torch.bfloat16, dataclasses.replace(LARGE, period=16, borders=(0, 130, 131, 300, 400))),
+    (torch.bfloat16, dataclasses.replace(LARGE, period=64, batch=3, length=(400, 0, 77))),
 ]
 
 

@@ -11,6 +11,7 @@ from atlas_lm.ops.checks import check_shapes, check_words
 from atlas_lm.ops.mlp_memory.parallel import mlp_memory_parallel
 from atlas_lm.ops.mlp_memory.record import MLPState, Muon, Norm, Problem, Weights
 from atlas_lm.ops.mlp_memory.reference import mlp_memory_reference
+from atlas_lm.ops.mlp_memory.room import SHARED, UNITS, Room, edge_of
 from atlas_lm.ops.sequences import lay_sequences
 
 __all__ = ["MLPState", "Muon", "Norm", "Weights", "mlp_memory", "why_not_sizes"]
@@ -80,8 +81,21 @@ def _fused(problem: Problem) -> tuple[Tensor, MLPState]:
 FORMS = {"fused": _fused, "parallel": mlp_memory_parallel, "reference": mlp_memory_reference}
 
 
-def why_not_sizes(chunk: int, window: int, features: int, hidden: int, values: int) -> str | None:
-    """Why there is no kernel for these sizes; None where there is one."""
+def why_not_sizes(
+    chunk: int,
+    window: int,
+    features: int,
+    hidden: int,
+    values: int,
+    *,
+    gated: bool,
+    states: int,
+    element: int,
+) -> str | None:
+    """Why there is no kernel for these sizes; None where there is one.
+
+    states: memory, momentum, start, how many there are   element: bytes of a number
+    """
     if chunk not in CHUNKS:
         return (
             f"kernels take chunks of {', '.join(map(str, CHUNKS))} tokens, and the chunk is {chunk}"
@@ -97,12 +111,23 @@ def why_not_sizes(chunk: int, window: int, features: int, hidden: int, values: i
         return (
             f"kernels take windows up to the chunk and one pair more, got {window} at chunk {chunk}"
         )
+    room = Room(chunk, edge_of(window), features, values, 2 + gated, states, element)
+    if room.units(max(UNITS)) is None:
+        return (
+            f"kernels have {SHARED} bytes on a multiprocessor, and {features} features, {values} values, a "
+            f"window of {window} and {states} sets of weights want {room.shared(min(UNITS))}; take bf16, "
+            "fewer features or a shorter window"
+        )
     return None
 
 
 def why_not_fused(problem: Problem) -> str | None:
     p = problem
-    sizes = why_not_sizes(p.sequences.chunk, p.window, *p.sizes)
+    sizes = why_not_sizes(
+        p.sequences.chunk, p.window, *p.sizes, gated=p.memory.gate is not None,
+        states=1 + (p.momentum is not None and p.muon is None) + (p.start is not None),
+        element=p.q.element_size(),
+    )  # fmt: skip
     return sizes or why_not_triton(p.q, p.k, p.v)
 
 

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
 from atlas_lm.ops.backend import HALVES, interpreted
 from atlas_lm.ops.mlp_memory.gather import gather_kernel
 from atlas_lm.ops.mlp_memory.plain import normed
 from atlas_lm.ops.mlp_memory.record import MLPState, Problem, Weights
+from atlas_lm.ops.mlp_memory.room import UNITS, Room, edge_of, padded
 from atlas_lm.ops.sequences import Sequences
 from atlas_lm.ops.tiles import pick
 
@@ -40,10 +40,11 @@ BLOCKS = {
     "walk_backward_kernel": Block(64, 64, 4),
     "walk_backward_kernel fp32": Block(32, 32, 8),
     "tokens_backward_kernel": Block(64, 64, 4),
+    "tokens_backward_kernel wide": Block(64, 64, 8),
     "tokens_backward_kernel fp32": Block(32, 32, 8),
     "stride_forward_kernel": Block(64, 64, 4),
     "stride_forward_kernel fp32": Block(32, 32, 8),
-    "stride_backward_kernel": Block(64, 64, 8),
+    "stride_backward_kernel": Block(64, 64, 4),
     "stride_backward_kernel fp32": Block(32, 32, 8),
     "pairs_backward_kernel": Block(64, 64, 4),
     "pairs_backward_kernel fp32": Block(32, 32, 8),
@@ -52,6 +53,10 @@ BLOCKS = {
     "faded_backward_kernel": Block(64, 64, 4),
     "faded_backward_kernel fp32": Block(32, 32, 8),
 }
+CROWDED = (
+    "reads_forward_kernel",
+    "units_backward_kernel",
+)  # hold all weights and tokens side by side
 ROOM = 128  # columns that a walk can hold in registers
 # their programs wait for each other, which interpreted ones, run one after the other, cannot
 WALKS = (
@@ -91,8 +96,15 @@ class Shape:
 
     @property
     def edge(self) -> int:
-        """Pairs before a chunk that its tensors hold: those of the window, in sixteens."""
-        return -(-(self.window - 1) // 16) * 16
+        """Pairs before a chunk that its tensors hold."""
+        return edge_of(self.window)
+
+    def room(self, like: Tensor) -> Room:
+        states = 1 + self.momentum + self.start
+        return Room(
+            self.sequences.chunk, self.edge, self.features, self.values, self.weights, states,
+            like.element_size()
+        )  # fmt: skip
 
     @property
     def adds_keys(self) -> bool:
@@ -117,9 +129,11 @@ class Shape:
     def options(self, kernel: Any, like: Tensor) -> dict[str, Any]:
         """Launch options."""
         half = like.dtype in HALVES
-        block = pick(BLOCKS, kernel.__name__, {"fp32": not half})
+        block = pick(BLOCKS, kernel.__name__, {"fp32": not half, "wide": self.features > 128})
         hidden = padded(self.hidden)
-        if not (kernel.__name__ in WALKS and interpreted()):
+        if kernel.__name__ in CROWDED:
+            hidden = min(self.room(like).units(block.hidden) or UNITS[-1], hidden)
+        elif not (kernel.__name__ in WALKS and interpreted()):
             hidden = min(block.hidden, hidden)
         return dict(
             H=like.shape[1], F=self.features, D=self.hidden, V=self.values,
@@ -249,7 +263,3 @@ def state_of(p: Problem, end: Columns, anchor: Columns, momentum: Columns) -> ML
         idle = (p.sequences.length == 0)[:, None, None, None]
         last = last.map(lambda a, m: torch.where(idle, m, a), p.memory)
     return MLPState(memory, last, pushed)
-
-
-def padded(size: int) -> int:
-    return max(16, triton.next_power_of_2(size))

@@ -27,13 +27,13 @@ from atlas_lm.ops.mlp_memory.launch import (
     mail,
     narrow,
     norm_parts,
-    padded,
     per_chunk,
     slices,
     state_of,
     through_norm,
 )
 from atlas_lm.ops.mlp_memory.record import MLPState, Muon, Problem
+from atlas_lm.ops.mlp_memory.room import padded
 from atlas_lm.ops.mlp_memory.strides import stride_forward_kernel
 from atlas_lm.ops.mlp_memory.strides_back import pairs_backward_kernel, stride_backward_kernel
 from atlas_lm.ops.newton_schulz import newton_schulz, newton_schulz_backward

@@ -12,6 +12,7 @@ import triton.language as tl
 
 from atlas_lm.ops.mlp_memory.normed import core_and_values
 from atlas_lm.ops.mlp_memory.pieces import (
+    all_settled,
     at_pairs,
     blocks_of,
     chunk_tiles,
@@ -172,7 +173,8 @@ def stride_backward_kernel(
         if len(dmemory) > 2:
             dback, da = less(dback, opened, wayg), less(da, crossed, wayg)
             dgates = less(less(none_of(error, BD), crossed, way0), opened, way1)
-        dback = all_rounded(dback, dtype)
+        da, dgates = all_settled(da, tl.float32, FAST), all_settled(dgates, tl.float32, FAST)
+        dback = all_settled(dback, dtype, FAST)
         part = gained(part, tl.trans(w[1][0]), dback, PRECISION)
         if SLICES > 1:
             later = chunks - 1 - k
