@@ -37,6 +37,11 @@ def declines(spec: MemorySpec, *inputs: Tensor, trace: bool) -> str | None:
     return _unknown(spec, inputs[0].element_size()) or why_not_triton(*inputs)
 
 
+def unproven(spec: MemorySpec) -> str | None:
+    """Why an op that runs this spec should not do so unasked."""
+    return None if isinstance(spec.architecture, Matrix) else mlp_memory.UNPROVEN
+
+
 def _unknown(spec: MemorySpec, element: int) -> str | None:
     """Why no op knows this rule in these sizes; None where one does. element: bytes of a number"""
     rule = spec.optimizer

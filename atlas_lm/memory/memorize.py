@@ -204,6 +204,8 @@ def _choose(
         raise ValueError(f"form is {form!r}, wanted 'auto', 'fused', 'parallel' or 'reference'")
     if form == "fused" or (form == "auto" and inputs[0].is_cuda):
         reason = fused.declines(spec, *inputs, trace=trace)
+        if form == "auto":
+            reason = reason or fused.unproven(spec)
         if reason is None:
             return "fused"
         if form == "fused":

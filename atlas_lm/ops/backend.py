@@ -36,11 +36,12 @@ def choose(
     forms: Collection[str],
     like: Tensor,
     why_not: Callable[[], str | None],
+    unproven: str | None = None,
 ) -> str:
     """The form that an op runs on tensors like this one: the one asked for, or for "auto" fused on a CUDA
     device unless something speaks against it, which is said once, else parallel.
 
-    why_not: why the fused form cannot run
+    why_not: why the fused form cannot run   unproven: why it should not run unasked
     """
     if form not in ("auto", *forms):
         raise ValueError(f"form is {form!r}, wanted 'auto' or one of {', '.join(forms)}")
@@ -48,7 +49,7 @@ def choose(
         return form
     if form == "auto" and not like.is_cuda:
         return "parallel"
-    reason = why_not()
+    reason = why_not() or (unproven if form == "auto" else None)
     if form == "fused" and reason is not None:
         raise ValueError(f"{op} has no fused form here: {reason}; use form='parallel'")
     if reason is not None:

@@ -296,9 +296,12 @@ def test_a_form_nobody_knows_is_refused():
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
+PROVEN = [rule for rule in RULES if fused.unproven(made(rule)) is None]
+
+
 @pytest.mark.gpu
 @gpu
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", PROVEN)
 def test_auto_takes_kernels_on_the_device(rule, calls):
     spec, given = made(rule), dict(form="auto", dtype=torch.bfloat16, device="cuda")
     once(spec, 20, **given)

@@ -10,7 +10,7 @@ from tests.builders import gradients, leaf, seeded
 from tests.ops.judging import assert_within_twice
 from tests.ops.linear_cases import DEVICE, HALVES, SLACK, poisoned, weighed
 
-DRAWS = 4
+DRAWS = 3
 
 
 @dataclasses.dataclass(frozen=True)

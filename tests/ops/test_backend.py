@@ -104,6 +104,15 @@ def test_which_form_runs(form, cuda, reason, chosen, caplog):
     SAID.clear()
 
 
+@pytest.mark.parametrize(("form", "chosen"), [("auto", "parallel"), ("fused", "fused")])
+def test_what_is_not_proven_runs_by_name_only(form, chosen):
+    SAID.clear()
+    forms = ("fused", "parallel")
+    assert choose("op", form, forms, OnDevice(True), lambda: None, "not seen right yet") == chosen
+    assert SAID == ({"op runs its parallel form: not seen right yet"} if form == "auto" else set())
+    SAID.clear()
+
+
 def test_a_form_that_cannot_run_is_refused():
     with pytest.raises(
         ValueError, match="op has no fused form here: too wide; use form='parallel'"

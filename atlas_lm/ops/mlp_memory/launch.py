@@ -186,12 +186,14 @@ def per_chunk(
 def mail(
     options: dict[str, Any], like: Tensor, count: int, turns: int = 1
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Where the slices of a head post their parts, and count them; for each launch whose turn it is."""
+    """Where the slices of a head post their parts, and count them; for each launch whose turn it is, in 16
+    bytes:
+    pointers that are aligned alike get one kernel."""
     groups = count * options["H"]
     size = 2 * slices(options) * options["BV"] * (options["CHUNK"] + options["BE"])
     box = like.new_empty(groups * size if slices(options) > 1 else 0, dtype=torch.float32)
-    counts = like.new_zeros(groups + turns, dtype=torch.int32)
-    return box, counts[turns:], counts[:turns]
+    counts = like.new_zeros(4 * turns + groups, dtype=torch.int32)
+    return box, counts[4 * turns :], counts[: 4 * turns].view(turns, 4)
 
 
 def slices(options: dict[str, Any]) -> int:

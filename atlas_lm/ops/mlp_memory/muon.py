@@ -188,7 +188,7 @@ class _Strides(torch.autograd.Function):
                 stride_forward_kernel[(count * k.shape[1] * slices(options),)](
                     k, v, *coefficients, norm, memory, momentum, start, before,
                     plan.stride(step, pushed) if on else (), places, anchor, errors, cores, box, arrived,
-                    turns[2 * step + (not on) :], plan.order, s.pair_start, s.first_chunk, s.last_chunk,
+                    turns[2 * step + (not on)], plan.order, s.pair_start, s.first_chunk, s.last_chunk,
                     s.length, s.past, step, rank, JUMPS=plan.jumps, FEEDBACK=shape.feedback, SKIP=shape.skip,
                     **shape.bends(k), **options,
                 )  # fmt: skip
@@ -256,7 +256,7 @@ class _Strides(torch.autograd.Function):
                     k, v, pushes, keeps, fades, steps, norm, cores, dnorm, dmemory, dmomentum, start, dstart,
                     jumped, djumps, before, plan.stride(step, dpushed) if on else (), places, dplaces,
                     danchor, errors, dunits, dvalues, dpushes, dkeeps, dfades, dsteps, box, arrived,
-                    turns[2 * step + (not on) :], plan.order, s.pair_start, s.first_chunk, s.last_chunk,
+                    turns[2 * step + (not on)], plan.order, s.pair_start, s.first_chunk, s.last_chunk,
                     s.length, s.past, step, rank, JUMPS=plan.jumps, BEFORE=sources, FEEDBACK=shape.feedback,
                     **shape.bends(k), **options,
                 )  # fmt: skip
