@@ -13,8 +13,8 @@ gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA dev
 
 
 def device_grid():
-    """bf16, in which models train, meets every rule at every size, with Muon too; fp16 and fp32 meet every size
-    once, where kernels have room for it."""
+    """bf16, in which models train, meets every rule at every size, with Muon too; fp16 and fp32 meet every
+    size once, where kernels have room for it."""
     sizes = [(64, 256, 64), (153, 256, 64), (32, 96, 24), (128, 512, 128), (256, 128, 32)]
     rules = list(itertools.product((1, 16), (False, True), (False, True)))
     for (i, (features, hidden, values)), (j, (window, momentum, gated)) in itertools.product(

@@ -32,11 +32,10 @@ from atlas_lm.ops.mlp_memory.pieces import (
     weight_tiles,
     weighted,
 )
-from atlas_lm.ops.mlp_memory.reads import place_of
+from atlas_lm.ops.mlp_memory.reads import narrowed, place_of
 from atlas_lm.ops.mlp_memory.strides import sequence_of
-from atlas_lm.ops.mlp_memory.tokens_back import none_of
+from atlas_lm.ops.mlp_memory.tokens_back import less_columns, none_of
 from atlas_lm.ops.mlp_memory.walk_back import (
-    all_rounded,
     columns_weighed,
     grown,
     kept_and_asked,
@@ -46,15 +45,6 @@ from atlas_lm.ops.mlp_memory.walk_back import (
     plus,
     pull,
 )
-
-
-@triton.jit
-def columns_met(totals, tiles, others):
-    """total - column sums of products, of each tile"""
-    found = ()
-    for i in tl.static_range(len(tiles)):
-        found = found + (totals[i] - tl.sum(tiles[i].to(tl.float32) * others[i], axis=0),)
-    return found
 
 
 @triton.jit
@@ -140,13 +130,13 @@ def stride_backward_kernel(
                 JUMPS
             )  # fmt: skip
             way = layer(asked, xs, PRECISION)
-            du, way0 = columns_met(du, slopes, way), plus(way0, columns_weighed(way, u))
+            du, way0 = less_columns(du, slopes, way), plus(way0, columns_weighed(way, u))
             asked, more = asked_pushes(
                 dmomentum[1], dpushed[1], before[1], j, last, kept, rank, source, group, d, dtype, D, V, BV,
                 JUMPS
             )  # fmt: skip
             way = times(asked[0], error, PRECISION)
-            du, way1 = columns_met(du, hidden, way), plus(way1, columns_weighed(way, u))
+            du, way1 = less_columns(du, hidden, way), plus(way1, columns_weighed(way, u))
             part = gained(part, tl.trans(asked[0]), weighted(hidden, negative(u), dtype), PRECISION)
             dkeep += more
             if len(dmomentum) > 2:
@@ -155,7 +145,7 @@ def stride_backward_kernel(
                     BF, JUMPS,
                 )  # fmt: skip
                 way = layer(asked, xs, PRECISION)
-                du, wayg = columns_met(du, gated, way), plus(wayg, columns_weighed(way, u))
+                du, wayg = less_columns(du, gated, way), plus(wayg, columns_weighed(way, u))
                 dkeep += more
             for i in tl.static_range(len(du)):
                 store_vector(
@@ -184,7 +174,7 @@ def stride_backward_kernel(
             part, x, v, cores, norm, dnorm, slot, place, first, t0, bound, end, h, c, CHUNK, EDGE, BE, H, F,
             V, FEEDBACK,
         )  # fmt: skip
-        derror = all_rounded(derror, dtype)
+        derror = narrowed(derror, dtype)
         for i in tl.static_range(len(derror)):
             if slot == 0:
                 store_tile(dvalues + place * (V * PAIRS), dtargets[i], c, i, V, CHUNK, EDGE, BE)
@@ -202,10 +192,10 @@ def stride_backward_kernel(
                     opening = opening + (dgates[i] + opened[i] * back[i],)
             da, dgates = added, opening
             last_layer = grown(last_layer, hidden, (derror,), PRECISION)
-        da = all_rounded(da, dtype)
+        da = narrowed(da, dtype)
         after = (grown(dnow[0], da, xs, PRECISION), last_layer)
         if len(dmemory) > 2:
-            dgates = all_rounded(dgates, dtype)
+            dgates = narrowed(dgates, dtype)
             after = after + (grown(dnow[2], dgates, xs, PRECISION),)
         dnow = after
         for i in tl.static_range(len(da)):

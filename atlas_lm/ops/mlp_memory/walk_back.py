@@ -45,6 +45,7 @@ from atlas_lm.ops.mlp_memory.pieces import (
     weighted,
     with_weight,
 )
+from atlas_lm.ops.mlp_memory.reads import narrowed
 
 
 @triton.jit
@@ -78,14 +79,6 @@ def less(tiles, lefts, rights):
     found = ()
     for i in tl.static_range(len(tiles)):
         found = found + (tiles[i] - lefts[i] * rights[i],)
-    return found
-
-
-@triton.jit
-def all_rounded(tiles, dtype: tl.constexpr):
-    found = ()
-    for i in tl.static_range(len(tiles)):
-        found = found + (tiles[i].to(dtype),)
     return found
 
 
@@ -328,7 +321,7 @@ def walk_backward_kernel(
             derror, x, v, cores, norm, dnorm, slot, place, first, t0, bound, end, h, c, CHUNK, EDGE, BE, H,
             F, V, FEEDBACK,
         )  # fmt: skip
-        derror = all_rounded(derror, dtype)
+        derror = narrowed(derror, dtype)
         for i in tl.static_range(len(derror)):
             if slot == 0:
                 store_tile(dvalues + place * (V * PAIRS), dtargets[i], c, i, V, CHUNK, EDGE, BE)
@@ -340,7 +333,7 @@ def walk_backward_kernel(
                 if len(dmemory) > 2:
                     opening = opening + (dgates[i] + opened[i] * back[i],)
             da, dgates = added, opening
-        da, dgates = all_rounded(da, dtype), all_rounded(dgates, dtype)
+        da, dgates = narrowed(da, dtype), narrowed(dgates, dtype)
         for i in tl.static_range(len(da)):
             store_tile(units[5] + at_units, da[i], d, i, D, CHUNK, EDGE, BE)
             if len(dmemory) > 2:
