@@ -5,6 +5,7 @@ Kernels know only this: rows of a batch, packed sequences and rows of different 
 
 import functools
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -36,6 +37,33 @@ class Sequences:
     @property
     def chunks(self) -> int:
         return self.sequence.shape[0]
+
+    def parts(self, number: int) -> Iterator[tuple["Sequences", slice, slice]]:
+        """So many stretches of sequences, fewer where there are not as many; the sequences and chunks of
+        these that each holds."""
+        size = -(-self.count // number)
+        for first in range(0, self.count, size):
+            mine = slice(first, min(first + size, self.count))
+            counts = self.counts[mine]
+            begin = sum(self.counts[:first])
+            chunks = slice(begin, begin + sum(counts))
+            yield (
+                replace(
+                    self,
+                    start=self.start[mine],
+                    pair_start=self.pair_start[mine],
+                    length=self.length[mine],
+                    past=self.past[mine],
+                    first_chunk=self.first_chunk[first : mine.stop + 1] - begin,
+                    last_chunk=self.last_chunk[mine] - begin,
+                    sequence=self.sequence[chunks] - first,
+                    counts=counts,
+                    most=max(counts),
+                    even=len(set(counts)) == 1,
+                ),
+                mine,
+                chunks,
+            )
 
 
 def even_rows(

@@ -74,6 +74,21 @@ def test_fused_is_as_good_as_plain(case):
     assert_twice_plain(case, torch.float32)
 
 
+@pytest.mark.parametrize("case", CASES[6:9], ids=named)
+def test_the_backward_pass_may_go_in_parts(case, monkeypatch):
+    """One sequence after the other gives the same bits."""
+    from atlas_lm.ops.mlp_memory import launch
+
+    inputs = draw(case)
+    whole = run(case, "fused", inputs, torch.float32)
+    monkeypatch.setattr(launch, "PROGRAMS", 1)
+    for name, parts in run(case, "fused", inputs, torch.float32).items():
+        if name.startswith("dstart"):
+            torch.testing.assert_close(parts, whole[name])  # a sum over sequences
+        else:
+            assert torch.equal(parts, whole[name]), name
+
+
 # gradients of retention are sums over a whole memory, which borders have in halves and plain PyTorch in fp32:
 # those of wide memories in few tokens are up to five times as far off (docs/kernels.md, section 2)
 HALF = [case for case in CASES if (case.momentum or case.gated) and case.features < 100] + MUON

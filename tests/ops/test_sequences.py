@@ -90,3 +90,23 @@ def test_types_are_those_that_kernels_read():
         assert s.start.dtype == s.pair_start.dtype == torch.int64
         for x in (s.length, s.past, s.first_chunk, s.last_chunk, s.sequence):
             assert x.dtype == torch.int32
+
+
+def test_parts_are_the_sequences_apart():
+    whole = packed(torch.tensor([0, 5, 22, 40, 41]), chunk=16, rows=41)
+    found = list(whole.parts(2))
+    assert [(s.count, mine, chunks) for s, mine, chunks in found] == [
+        (2, slice(0, 2), slice(0, 3)),
+        (2, slice(2, 4), slice(3, 6)),
+    ]
+    second = found[1][0]
+    assert second.start.tolist() == [22, 40] and second.length.tolist() == [18, 1]
+    assert second.first_chunk.tolist() == [0, 2, 3] and second.last_chunk.tolist() == [1, 2]
+    assert second.sequence.tolist() == [0, 0, 1] and second.counts == (2, 1)
+    assert second.most == 2 and not second.even and second.full
+
+
+def test_there_are_no_more_parts_than_sequences():
+    rows = even_rows(3, 20, 16, torch.device("cpu"))
+    assert [mine for _, mine, _ in rows.parts(7)] == [slice(0, 1), slice(1, 2), slice(2, 3)]
+    assert [mine for _, mine, _ in rows.parts(2)] == [slice(0, 2), slice(2, 3)]

@@ -1,13 +1,15 @@
 """The fused form: errors and borders by a walk, then all reads at once; backwards the other way round."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from atlas_lm.ops.chunk_weights import ChunkWeights, chunk_weights
+from atlas_lm.ops.mlp_memory import launch
 from atlas_lm.ops.mlp_memory.launch import (
     Columns,
     Shape,
@@ -19,6 +21,7 @@ from atlas_lm.ops.mlp_memory.launch import (
     mail,
     narrow,
     norm_parts,
+    pair_gradient,
     per_chunk,
     slices,
     state_of,
@@ -90,11 +93,62 @@ class _MLPMemory(torch.autograd.Function):
         (errors, score), states = saved[:2], shape.split(saved[2:], start=True)
         before = _Before(q, k, v, weights, norm, cores, errors, score, *states)
         dy = q.new_zeros(*q.shape[:2], shape.values) if dy is None else dy.contiguous()
-        back = _units_back(shape, before, dy)
-        walked = _walk_back(shape, before, back, *shape.split(dstate))
-        dq, dk, dv, dweights = _tokens_back(shape, before, back, walked, dy)
-        dnorm = walked.norm[0].sum(0).unbind(1) if shape.normed else (None, None)
-        return None, dq, dk, dv, *dweights, *dnorm, *walked.memory, *walked.momentum, *walked.start
+        dq = (torch.empty_like if shape.sequences.full else torch.zeros_like)(q)
+        dk, dv = pair_gradient(shape, k, shape.features), pair_gradient(shape, k, shape.values)
+        dpairs = _Pairs(dq, dk, dv)
+        parts = [
+            _backward(
+                replace(shape, sequences=s), before.part(chunks), dy, _rows(dstate, mine), dpairs
+            )
+            for s, mine, chunks in shape.sequences.parts(_parts(shape, k))
+        ]
+        dweights, dmemory, dmomentum, dstart, dnorm = zip(*parts, strict=True)
+        return (
+            None, dq, dk, dv, *map(_joined, zip(*dweights, strict=True)),
+            *(map(sum, zip(*dnorm, strict=True)) if shape.normed else (None, None)),
+            *map(_joined, zip(*dmemory, strict=True)), *map(_joined, zip(*dmomentum, strict=True)),
+            *map(sum, zip(*dstart, strict=True)),
+        )  # fmt: skip
+
+
+class _Pairs(NamedTuple):
+    """Gradients of flat rows, to be filled."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+
+
+def _parts(shape: Shape, like: Tensor) -> int:
+    """In how many parts the backward pass goes over sequences, whose tiles then are not all there at once:
+    as many as leave each of them enough programs to walk."""
+    programs = (
+        shape.sequences.count * like.shape[1] * slices(shape.options(walk_backward_kernel, like))
+    )
+    return max(1, programs // launch.PROGRAMS)
+
+
+def _backward(
+    shape: Shape, before: "_Before", dy: Tensor, dstate: Sequence[Tensor | None], found: _Pairs
+) -> tuple[ChunkWeights, Columns, Columns, Columns, Columns]:
+    """Of some sequences: gradients of coefficients, memory, momentum, start and norm; those of rows into
+    `found`."""
+    back = _units_back(shape, before, dy)
+    walked = _walk_back(shape, before, back, *shape.split(dstate))
+    dweights = _tokens_back(shape, before, back, walked, dy, found)
+    dnorm = walked.norm[0].sum(0).unbind(1) if shape.normed else ()
+    return dweights, walked.memory, walked.momentum, walked.start, dnorm
+
+
+def _rows(grads: Sequence[Tensor | None], mine: slice) -> list[Tensor | None]:
+    return [None if g is None else g[mine] for g in grads]
+
+
+def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
+    given = [part for part in parts if part is not None]
+    if len(given) < 2:
+        return given[0] if given else None
+    return torch.cat(given)
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,6 +177,22 @@ class _Before:
     borders: Columns
     momentum_borders: Columns
     start: Columns
+
+    def part(self, chunks: slice) -> "_Before":
+        """Of these chunks alone."""
+
+        def cut(columns: Columns) -> Columns:
+            return tuple(w[chunks] for w in columns)
+
+        return replace(
+            self,
+            weights=ChunkWeights._make(None if w is None else w[chunks] for w in self.weights),
+            cores=cut(self.cores),
+            errors=self.errors[chunks],
+            score=self.score[chunks],
+            borders=cut(self.borders),
+            momentum_borders=cut(self.momentum_borders),
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -245,12 +315,12 @@ def _walk_back(
 
 
 def _tokens_back(
-    shape: Shape, before: _Before, back: _Back, walked: _WalkedBack, dy: Tensor
-) -> tuple[Tensor, Tensor, Tensor, ChunkWeights]:
-    """Gradients of queries, keys, values and coefficients."""
+    shape: Shape, before: _Before, back: _Back, walked: _WalkedBack, dy: Tensor, found: _Pairs
+) -> ChunkWeights:
+    """Gradients of coefficients, and of queries, keys and values where they are found."""
     q, k, weights = before.q, before.k, before.weights
     fill = torch.empty_like if shape.sequences.full else torch.zeros_like
-    dq, dx = fill(q), shape.by_chunk(k, shape.features)
+    dx = shape.by_chunk(k, shape.features)
     dmix, dkeep = fill(weights.mix), back.gates[:, :, :, 0].sum(2)
     dpush = dtail_mix = dtail_keep = None
     dkeep[:, :, -1] += walked.scalars[..., 0]
@@ -269,13 +339,14 @@ def _tokens_back(
         tokens_backward_kernel, shape, q,
         (q, k, weights.mix, weights.keep, weights.push, weights.tail_mix, before.borders,
          before.momentum_borders, narrow(before.start, q), before.errors, before.score, dy, back.borders,
-         back.momentum_borders, back.units["hidden"], slopes, dunits, back.asked, dq, dmix, dtail_mix, dx),
+         back.momentum_borders, back.units["hidden"], slopes, dunits, back.asked, found.q, dmix, dtail_mix,
+         dx),
         SKIP=shape.skip,
     )  # fmt: skip
     skipped = (walked.values,) if shape.adds_keys else ()
-    dk = gather_pairs(shape, k, dx, skipped, 1.0)
-    dv = gather_pairs(shape, k.new_empty(*k.shape[:2], shape.values), walked.values, (), -1.0)
-    return dq, dk, dv, ChunkWeights(dmix, dkeep, dpush, dtail_mix, dtail_keep)
+    gather_pairs(shape, found.k, dx, skipped, 1.0)
+    gather_pairs(shape, found.v, walked.values, (), -1.0)
+    return ChunkWeights(dmix, dkeep, dpush, dtail_mix, dtail_keep)
 
 
 def _borders(s: Sequences, like: Tensor, given: Columns) -> Columns:

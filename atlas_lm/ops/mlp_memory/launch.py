@@ -57,6 +57,7 @@ CROWDED = (
     "reads_forward_kernel",
     "units_backward_kernel",
 )  # hold all weights and tokens side by side
+PROGRAMS = 256  # of a walk, that fill a GPU
 ROOM = 128  # columns that a walk can hold in registers
 # their programs wait for each other, which interpreted ones, run one after the other, cannot
 WALKS = (
@@ -160,16 +161,19 @@ class Shape:
         return like.dtype in HALVES and not interpreted()
 
 
-def gather_pairs(shape: Shape, like: Tensor, part: Tensor, more: Columns, sign: float) -> Tensor:
+def pair_gradient(shape: Shape, like: Tensor, width: int) -> Tensor:
+    """[rows, H, width] for `gather_pairs` to fill; zero where no chunk sees a row"""
+    covered = shape.sequences.full and like.shape[0] == shape.rows
+    return (like.new_empty if covered else like.new_zeros)(*like.shape[:2], width)
+
+
+def gather_pairs(shape: Shape, out: Tensor, part: Tensor, more: Columns, sign: float) -> None:
     """Gradients by chunk -> of the flat pairs [rows, H, width]"""
-    s, width = shape.sequences, like.shape[-1]
-    covered = s.full and like.shape[0] == shape.rows
-    out = torch.empty_like(like) if covered else torch.zeros_like(like)
-    gather_kernel[(s.chunks * like.shape[1],)](
-        out, (part, *more), s.pair_start, s.first_chunk, s.sequence, s.length, s.past, H=like.shape[1],
+    s, width = shape.sequences, out.shape[-1]
+    gather_kernel[(s.chunks * out.shape[1],)](
+        out, (part, *more), s.pair_start, s.first_chunk, s.sequence, s.length, s.past, H=out.shape[1],
         WIDTH=width, BLOCK=padded(width), EDGE=shape.edge, CHUNK=s.chunk, SIGN=sign,
     )  # fmt: skip
-    return out
 
 
 def per_chunk(

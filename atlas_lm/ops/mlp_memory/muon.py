@@ -27,6 +27,7 @@ from atlas_lm.ops.mlp_memory.launch import (
     mail,
     narrow,
     norm_parts,
+    pair_gradient,
     per_chunk,
     slices,
     state_of,
@@ -275,8 +276,9 @@ class _Strides(torch.autograd.Function):
             (k, pushes, places, errors, dunits, dpushed, plan.slots, dx), JUMPS=plan.jumps, **shape.bends(k),
         )  # fmt: skip
         skipped = (dvalues,) if shape.adds_keys else ()
-        dk = gather_pairs(shape, k, dx, skipped, 1.0)
-        dv = gather_pairs(shape, k.new_empty(*k.shape[:2], shape.values), dvalues, (), -1.0)
+        dk, dv = pair_gradient(shape, k, shape.features), pair_gradient(shape, k, shape.values)
+        gather_pairs(shape, dk, dx, skipped, 1.0)
+        gather_pairs(shape, dv, dvalues, (), -1.0)
         scalars = (dpushes.sum(-2), dkeeps.sum(-1), dfades.sum(-1), dsteps.sum(-1))
         asked_norm = dnorm[0].sum(0).unbind(1) if dnorm else (None, None)
         return (
