@@ -205,7 +205,7 @@ class _Back:
     errors: Tensor
     units: dict[str, Tensor]  # tiles [NC, H, D, PAIRS] by the names of UNITS and GATED
     asked: Columns  # of the units of queries, [NC, H, D, CHUNK]
-    gates: Tensor  # [NC, H, BLOCKS, 2, CHUNK], parts of keep's and push's
+    gates: Tensor  # [NC, H, BLOCKS + 1, 2, CHUNK], parts of keep's and push's, the last one of the tokens
 
 
 @dataclass(frozen=True, eq=False)
@@ -255,7 +255,7 @@ def _units_back(shape: Shape, before: _Before, dy: Tensor) -> _Back:
     options = shape.options(units_backward_kernel, q)
     chunks, chunk = shape.sequences.chunks, shape.sequences.chunk
     gates = (q.new_empty if shape.sequences.full else q.new_zeros)(
-        chunks, q.shape[1], slices(options), 2, chunk, dtype=torch.float32
+        chunks, q.shape[1], slices(options) + 1, 2, chunk, dtype=torch.float32
     )
     back = _Back(
         borders=empty_like(before.borders),
@@ -321,16 +321,10 @@ def _tokens_back(
     q, k, weights = before.q, before.k, before.weights
     fill = torch.empty_like if shape.sequences.full else torch.zeros_like
     dx = shape.by_chunk(k, shape.features)
-    dmix, dkeep = fill(weights.mix), back.gates[:, :, :, 0].sum(2)
-    dpush = dtail_mix = dtail_keep = None
-    dkeep[:, :, -1] += walked.scalars[..., 0]
-    if weights.push is not None and weights.tail_mix is not None:
-        dpush, dtail_mix, dtail_keep = (
-            back.gates[:, :, :, 1].sum(2),
-            fill(weights.tail_mix),
-            walked.scalars[..., 2],
-        )
-        dpush[:, :, -1] += walked.scalars[..., 1]
+    dmix, dtail_mix = (
+        fill(weights.mix),
+        None if weights.tail_mix is None else fill(weights.tail_mix),
+    )
     slopes, dunits = (
         tuple(back.units[n] for n in names if n in back.units)
         for names in (("slopes", "gate_slopes"), ("dunits", "dgate"))
@@ -340,13 +334,17 @@ def _tokens_back(
         (q, k, weights.mix, weights.keep, weights.push, weights.tail_mix, before.borders,
          before.momentum_borders, narrow(before.start, q), before.errors, before.score, dy, back.borders,
          back.momentum_borders, back.units["hidden"], slopes, dunits, back.asked, found.q, dmix, dtail_mix,
-         dx),
-        SKIP=shape.skip,
+         dx, back.gates),
+        PARTS=back.gates.shape[2], SKIP=shape.skip,
     )  # fmt: skip
     skipped = (walked.values,) if shape.adds_keys else ()
     gather_pairs(shape, found.k, dx, skipped, 1.0)
     gather_pairs(shape, found.v, walked.values, (), -1.0)
-    return ChunkWeights(dmix, dkeep, dpush, dtail_mix, dtail_keep)
+    gates, scalars = back.gates.sum(2), walked.scalars
+    gates[:, :, :, -1] += scalars[..., :2]
+    if dtail_mix is None:
+        return ChunkWeights(dmix, gates[:, :, 0], None, None, None)
+    return ChunkWeights(dmix, gates[:, :, 0], gates[:, :, 1], dtail_mix, scalars[..., 2])
 
 
 def _borders(s: Sequences, like: Tensor, given: Columns) -> Columns:

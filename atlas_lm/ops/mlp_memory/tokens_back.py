@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from atlas_lm.ops.mlp_memory.pieces import (
+    block_of,
     blocks_of,
     chunk_tiles,
     feature_tiles,
@@ -79,12 +80,12 @@ def through_state(
 
 @triton.jit
 def through_layer(
-    dx, dq, dmixed, layer: tl.constexpr, d, place, h, borders, momentum_borders, start, dunits, asked, slopes,
-    keep, push,
+    dx, dq, dmixed, dkept, dpushed, layer: tl.constexpr, d, q, token, there, place, h, borders,
+    momentum_borders, start, dunits, asked, slopes, keep, push,
     H: tl.constexpr, F: tl.constexpr, D: tl.constexpr, BF: tl.constexpr,
     CHUNK: tl.constexpr, EDGE: tl.constexpr, BE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dX, dQ and dmixed0 / mix through one first layer and block of units"""
+    """dX, dQ, dmixed0 / mix, and what is asked of keep and push, through one first layer, a block of units"""
     PAIRS: tl.constexpr = CHUNK + EDGE
     t = tl.arange(0, CHUNK)
     da = chunk_tiles(dunits + place * (D * PAIRS), d, D, CHUNK, EDGE, BE)
@@ -97,29 +98,38 @@ def through_layer(
     for f in tl.static_range(len(w)):
         dkeys = dkeys + (gained(dx[f], tl.trans(w[f]), da, PRECISION),)
         way = tl.dot(queried, w[f], input_precision=PRECISION)
-        total = dq[f] + keep[:, None] * way
-        if len(momentum_borders) > 0:
-            moving = blocks_of(momentum_borders[layer] + place * (D * F), d, D, F, BF)
-            total += push[:, None] * tl.dot(queried, moving[f], input_precision=PRECISION)
+        total = dq[f]
         if len(start) > 0:
-            still = blocks_of(start[layer] + h * (D * F), d, D, F, BF)
-            total += (1.0 - keep)[:, None] * tl.dot(queried, still[f], input_precision=PRECISION)
+            still = block_of(start[layer] + h * (D * F), f, d, D, F, BF)
+            rest = tl.dot(queried, still, input_precision=PRECISION)
+            way -= rest
+            total += rest
+        total += keep[:, None] * way
+        at, asking = token_rows(q, token, there, h, f * BF + tl.arange(0, size_of(f, F, BF)), H, F)
+        rows = tl.load(at, mask=asking, other=0.0)
+        dkept += tl.sum(way * rows, axis=1)
+        if len(momentum_borders) > 0:
+            moving = block_of(momentum_borders[layer] + place * (D * F), f, d, D, F, BF)
+            way = tl.dot(queried, moving, input_precision=PRECISION)
+            total += push[:, None] * way
+            dpushed += tl.sum(way * rows, axis=1)
         dqueries = dqueries + (total,)
-    return dkeys, dqueries, gained(dmixed, queried, slopes, PRECISION)
+    return dkeys, dqueries, gained(dmixed, queried, slopes, PRECISION), dkept, dpushed
 
 
 @triton.jit
 def tokens_backward_kernel(
     q, x, mix, keep, push, tail_mix, borders, momentum_borders, start, errors, score, dy,
-    dborders, dmomentum_borders, hidden, slopes, dunits, asked, dq, dmix, dtail_mix, dx,
+    dborders, dmomentum_borders, hidden, slopes, dunits, asked, dq, dmix, dtail_mix, dx, dgates,
     token_start, pair_start, length, past, first_chunk, sequence,
     H: tl.constexpr, F: tl.constexpr, D: tl.constexpr, V: tl.constexpr,
     BF: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr,
     CHUNK: tl.constexpr, EDGE: tl.constexpr, BE: tl.constexpr, WINDOW: tl.constexpr,
-    SKIP: tl.constexpr, PRECISION: tl.constexpr,
+    PARTS: tl.constexpr, SKIP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dborders, dmomentum_borders: asked of the state after each chunk   slopes, dunits, asked: tuples, of
-    the first layer and of the gate   filled: dq, dmix, dtail_mix, and by chunk dx [NC, H, F, PAIRS]"""
+    the first layer and of the gate   filled: dq, dmix, dtail_mix, by chunk dx [NC, H, F, PAIRS],
+    and the last part of dgates [NC, H, PARTS, 2, CHUNK]"""
     PAIRS: tl.constexpr = CHUNK + EDGE
     dtype: tl.constexpr = q.dtype.element_ty
     i, h = tl.program_id(0).to(tl.int64) // H, tl.program_id(0) % H
@@ -146,13 +156,16 @@ def tokens_backward_kernel(
     for f in tl.static_range(len(xs)):
         dkeys = dkeys + (none_of(error, size_of(f, F, BF)),)
         dqueries = dqueries + (tl.zeros([CHUNK, size_of(f, F, BF)], tl.float32),)
+    dkept = tl.zeros([CHUNK], tl.float32)
+    dpushed = dkept
     for block in range((D + BD - 1) // BD):
         d = block * BD + tl.arange(0, BD)
         for g in tl.static_range(len(slopes)):
             steep = chunk_tiles(slopes[g] + place * (D * PAIRS), d, D, CHUNK, EDGE, BE)
-            dkeys, dqueries, dmixed = through_layer(
-                dkeys, dqueries, dmixed, 2 * g, d, place, h, borders, momentum_borders, start, dunits[g],
-                asked[g], steep, kept, pushing, H, F, D, BF, CHUNK, EDGE, BE, PRECISION,
+            dkeys, dqueries, dmixed, dkept, dpushed = through_layer(
+                dkeys, dqueries, dmixed, dkept, dpushed, 2 * g, d, q, token, there, place, h, borders,
+                momentum_borders, start, dunits[g], asked[g], steep, kept, pushing, H, F, D, BF, CHUNK, EDGE,
+                BE, PRECISION,
             )  # fmt: skip
             at = place * (D * F)
             dkeys, dw = through_state(
@@ -168,6 +181,11 @@ def tokens_backward_kernel(
         if len(momentum_borders) > 0:
             (last,) = blocks_of(dmomentum_borders[1] + place * (D * V), d, D, V, BV)
             dt = less_columns(dt, error, times(tl.trans(last), h_, PRECISION))
+
+    at = dgates + (place * PARTS + PARTS - 1) * (2 * CHUNK) + t
+    tl.store(at, dkept)
+    if len(momentum_borders) > 0:
+        tl.store(at + CHUNK, dpushed)
 
     # the weights of pairs
     queries = query_tiles(q, token, there, h, H, F, BF)

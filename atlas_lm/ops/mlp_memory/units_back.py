@@ -134,8 +134,8 @@ def units_backward_kernel(
     ACTIVATION: tl.constexpr, FAST: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Filled, by chunk: dborders, dmomentum_borders, dstart [NC, H, ...]; derrors [NC, H, V, PAIRS]; units,
-    a tuple of [NC, H, D, PAIRS]; asked, dA_q and with a gate dG_q [NC, H, D, CHUNK]; dgates [NC, H, BLOCKS,
-    2, CHUNK], parts of the gradients of keep and push"""
+    a tuple of [NC, H, D, PAIRS]; asked, dA_q and with a gate dG_q [NC, H, D, CHUNK]; dgates
+    [NC, H, BLOCKS + 1, 2, CHUNK], what the last layer asks of keep and push, a part for each block"""
     PAIRS: tl.constexpr = CHUNK + EDGE
     BLOCKS: tl.constexpr = (D + BD - 1) // BD
     dtype: tl.constexpr = q.dtype.element_ty
@@ -175,15 +175,13 @@ def units_backward_kernel(
     store_units(units[3] + at_units, curved, d, D, CHUNK, EDGE, BE)
 
     # the reads again
-    unit, by_keep, by_push = asked_units(queries, w, moving, still, kept, pushing, 0, PRECISION)
+    unit, _, _ = asked_units(queries, w, moving, still, kept, pushing, 0, PRECISION)
     read, bend, _ = activation(unit - against(slopes, mixed, PRECISION), ACTIVATION, FAST)
     if len(borders) > 2:
         store_units(units[6] + at_units, gated, d, D, CHUNK, EDGE, BE)
         store_units(units[7] + at_units, opened, d, D, CHUNK, EDGE, BE)
         store_units(units[8] + at_units, crossed, d, D, CHUNK, EDGE, BE)
-        gate, gate_keep, gate_push = asked_units(
-            queries, w, moving, still, kept, pushing, 2, PRECISION
-        )
+        gate, _, _ = asked_units(queries, w, moving, still, kept, pushing, 2, PRECISION)
         gate -= against(gated, mixed, PRECISION)
         open_read, read = read, read * gate
         bend *= gate
@@ -198,9 +196,6 @@ def units_backward_kernel(
 
     # the first one, and the gate
     dunit = bend * dread
-    dkept += tl.sum(dunit * by_keep, axis=0)
-    if len(momentum_borders) > 0:
-        dpushing += tl.sum(dunit * by_push, axis=0)
     ask_first(
         dunit, queries, kept, pushing, d, dborders[0] + shift, row_of(dmomentum_borders, 0, shift),
         row_of(dstart, 0, shift), dtype, F, D, BF, PRECISION,
@@ -211,16 +206,13 @@ def units_backward_kernel(
     dgate = dunit
     if len(borders) > 2:
         dgate = open_read * dread
-        dkept += tl.sum(dgate * gate_keep, axis=0)
-        if len(momentum_borders) > 0:
-            dpushing += tl.sum(dgate * gate_push, axis=0)
         ask_first(
             dgate, queries, kept, pushing, d, dborders[2] + shift, row_of(dmomentum_borders, 2, shift),
             row_of(dstart, 2, shift), dtype, F, D, BF, PRECISION,
         )  # fmt: skip
         dgate = dgate.to(dtype)
         tl.store(asked[1] + at, dgate, mask=(d < D)[:, None])
-    at = dgates + (place * BLOCKS + block) * (2 * CHUNK) + t
+    at = dgates + (place * (BLOCKS + 1) + block) * (2 * CHUNK) + t
     tl.store(at, dkept)
     if len(momentum_borders) > 0:
         tl.store(at + CHUNK, dpushing)
