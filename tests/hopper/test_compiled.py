@@ -87,7 +87,10 @@ def test_the_delta_rule(dtype, case):
 
 WIDE = dict(hidden=160, heads=2)  # three slices to a head
 DEEP = [
-    (BF16, DeepCase(tokens=70, chunk=64, features=64, values=64, window=16, momentum=True, **WIDE)),
+    (
+        BF16,
+        DeepCase(tokens=70, chunk=64, features=64, values=64, window=16, momentum=True, hidden=96),
+    ),
     (
         BF16,
         DeepCase(tokens=33, chunk=32, gated=True, start=True, norm=True, momentum=True, hidden=96),
@@ -95,9 +98,7 @@ DEEP = [
     (BF16, DeepCase(tokens=20, features=153, values=40, hidden=64, borders=(0, 17, 20))),
     (
         BF16,
-        DeepCase(
-            tokens=36, chunk=32, period=8, gated=True, start=True, window=4, hidden=96, heads=2
-        ),
+        DeepCase(tokens=20, period=8, gated=True, start=True, window=4, hidden=96, heads=2),
     ),
     (BF16, DeepCase(tokens=20, period=16, norm=True, borders=(0, 17, 20), **WIDE)),
     (FP32, DeepCase(tokens=20, period=16, start=True, hidden=48)),

@@ -23,8 +23,8 @@ def judge(dtype, call, run=late):
 @pytest.mark.parametrize(
     "case",
     [
-        test_short_conv.Case(tokens=40, channels=(128, 64), units=(64, None)),
-        test_short_conv.Case(tokens=40, channels=(96,), units=(16,), count=(40, 0, 7)),
+        test_short_conv.Case(tokens=20, channels=(128, 64), units=(64, None), batch=2),
+        test_short_conv.Case(tokens=20, channels=(96,), units=(16,), count=(20, 0, 7)),
         test_short_conv.Case(size=2, tokens=3, channels=(24, 40), units=(None, 8), tail=False),
     ],
     ids=str,

@@ -32,13 +32,14 @@ def alone(
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("alone", "options"),
     [
-        ("--spread", "fsdp"),
-        ("--spread", "fsdp", "--micro", "1"),
-        ("--spread", "ddp", "--micro", "1"),
+        ("adamw", ("--spread", "fsdp")),
+        ("muon", ("--spread", "fsdp", "--micro", "1")),
+        ("adamw", ("--spread", "ddp", "--micro", "1")),
     ],
-    ids=" ".join,
+    ids=str,
+    indirect=["alone"],
 )
 def test_two_processes_learn_what_one_learns(
     alone: tuple[str, list[float]], options: tuple[str, ...], tmp_path: Path
@@ -50,7 +51,9 @@ def test_two_processes_learn_what_one_learns(
     assert losses == pytest.approx(wanted, rel=1e-5)
 
 
-@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
+@pytest.mark.parametrize(
+    ("alone", "before", "after"), [("adamw", 2, 1), ("muon", 1, 2)], indirect=["alone"]
+)
 def test_a_checkpoint_loads_into_another_number_of_processes(
     alone: tuple[str, list[float]], before: int, after: int, tmp_path: Path
 ) -> None:
