@@ -101,7 +101,6 @@ DEEP = [
         DeepCase(tokens=20, period=8, gated=True, start=True, window=4, hidden=96, heads=2),
     ),
     (BF16, DeepCase(tokens=20, period=16, norm=True, borders=(0, 17, 20), **WIDE)),
-    (FP32, DeepCase(tokens=20, period=16, start=True, hidden=48)),
     (FP32, DeepCase(tokens=20, momentum=True, window=4, hidden=48)),
 ]
 

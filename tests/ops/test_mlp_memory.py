@@ -71,7 +71,7 @@ def test_parallel_is_the_token_loop(case):
 
 @pytest.mark.parametrize("case", CASES + MUON, ids=named)
 def test_fused_is_as_good_as_plain(case):
-    assert_twice_plain(case, torch.float32, draws=DRAWS if case.period else 2)
+    assert_twice_plain(case, torch.float32, draws=DRAWS if case.period else 1)
 
 
 @pytest.mark.parametrize("case", CASES[6:9], ids=named)
@@ -97,4 +97,4 @@ HALF = [case for case in CASES if (case.momentum or case.gated) and case.feature
 @pytest.mark.parametrize("case", HALF, ids=named)
 def test_half_precision_is_as_good_as_plain(case):
     """fp16, since Triton's interpreter cannot multiply bf16; bf16 is compared on the device."""
-    assert_twice_plain(case, torch.float16)
+    assert_twice_plain(case, torch.float16, draws=DRAWS if case.period else 2)
