@@ -88,7 +88,7 @@ def memorize(
             and reads zero. Default: all are.
         cu_seqlens: [N+1] borders of sequences packed into one row, B = 1; the state then has N rows.
         form: "fused" (Triton kernels), "parallel", "reference" (token by token), or "auto": the first
-            of these that there is for this spec and device.
+            of these that there is for this spec and device; kernels once they are proven there.
         trace: also return a `Trace` of surprise, norms and gates per token.
         check: look at gate values for their range. Reads them, which on a GPU waits for it.
 

@@ -58,10 +58,10 @@ def faded_forward_kernel(
         d = block * BD + tl.arange(0, BD)
         w = weight_tiles(places, i * H + h, d, D, F, V, BF, BV)
         still = weight_tiles(start, h, d, D, F, V, BF, BV)
-        unit, _, _ = asked_units(queries, w, (), still, kept, kept, 0, PRECISION)
+        unit, _ = asked_units(queries, w, (), still, kept, kept, 0, PRECISION)
         read, _, _ = activation(unit, ACTIVATION, FAST)
         if len(places) > 2:
-            gate, _, _ = asked_units(queries, w, (), still, kept, kept, 2, PRECISION)
+            gate, _ = asked_units(queries, w, (), still, kept, kept, 2, PRECISION)
             read *= gate
         narrow = tl.trans(read.to(dtype))
         out += kept[:, None] * tl.dot(narrow, w[1][0], input_precision=PRECISION)
@@ -116,11 +116,11 @@ def faded_backward_kernel(
         d = block * BD + tl.arange(0, BD)
         w = weight_tiles(places, place, d, D, F, V, BF, BV)
         still = weight_tiles(start, h, d, D, F, V, BF, BV)
-        unit, by_keep, _ = asked_units(queries, w, (), still, kept, kept, 0, PRECISION)
+        unit, by_keep = asked_units(queries, w, (), still, kept, kept, 0, PRECISION)
         read, bend, _ = activation(unit, ACTIVATION, FAST)
         opened, gate_keep = read, by_keep
         if len(places) > 2:
-            gate, gate_keep, _ = asked_units(queries, w, (), still, kept, kept, 2, PRECISION)
+            gate, gate_keep = asked_units(queries, w, (), still, kept, kept, 2, PRECISION)
             read, bend = read * gate, bend * gate
         dread, dkept_last, _ = ask_last(
             read, out, w, (), still, kept, kept, d, dplaces[1] + shift_last, (),

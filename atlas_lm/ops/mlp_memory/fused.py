@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from atlas_lm.ops.chunk_weights import ChunkWeights, chunk_weights
-from atlas_lm.ops.mlp_memory import launch
 from atlas_lm.ops.mlp_memory.launch import (
     Columns,
     Shape,
@@ -100,7 +99,7 @@ class _MLPMemory(torch.autograd.Function):
             _backward(
                 replace(shape, sequences=s), before.part(chunks), dy, _rows(dstate, mine), dpairs
             )
-            for s, mine, chunks in shape.sequences.parts(_parts(shape, k))
+            for s, mine, chunks in shape.sequences.parts(shape.parts(walk_backward_kernel, k))
         ]
         dweights, dmemory, dmomentum, dstart, dnorm = zip(*parts, strict=True)
         return (
@@ -119,20 +118,11 @@ class _Pairs(NamedTuple):
     v: Tensor
 
 
-def _parts(shape: Shape, like: Tensor) -> int:
-    """In how many parts the backward pass goes over sequences, whose tiles then are not all there at once:
-    as many as leave each of them enough programs to walk."""
-    programs = (
-        shape.sequences.count * like.shape[1] * slices(shape.options(walk_backward_kernel, like))
-    )
-    return max(1, programs // launch.PROGRAMS)
-
-
 def _backward(
     shape: Shape, before: "_Before", dy: Tensor, dstate: Sequence[Tensor | None], found: _Pairs
 ) -> tuple[ChunkWeights, Columns, Columns, Columns, Columns]:
-    """Of some sequences: gradients of coefficients, memory, momentum, start and norm; those of rows into
-    `found`."""
+    """Of some sequences: gradients of coefficients, memory, momentum, start and norm; those of rows are put
+    into `found`."""
     back = _units_back(shape, before, dy)
     walked = _walk_back(shape, before, back, *shape.split(dstate))
     dweights = _tokens_back(shape, before, back, walked, dy, found)
@@ -321,10 +311,8 @@ def _tokens_back(
     q, k, weights = before.q, before.k, before.weights
     fill = torch.empty_like if shape.sequences.full else torch.zeros_like
     dx = shape.by_chunk(k, shape.features)
-    dmix, dtail_mix = (
-        fill(weights.mix),
-        None if weights.tail_mix is None else fill(weights.tail_mix),
-    )
+    dmix = fill(weights.mix)
+    dtail_mix = None if weights.tail_mix is None else fill(weights.tail_mix)
     slopes, dunits = (
         tuple(back.units[n] for n in names if n in back.units)
         for names in (("slopes", "gate_slopes"), ("dunits", "dgate"))

@@ -15,9 +15,8 @@ from atlas_lm.ops.mlp_memory.room import UNITS, Room, edge_of, padded
 from atlas_lm.ops.sequences import Sequences
 from atlas_lm.ops.tiles import pick
 
-Columns = tuple[
-    Tensor, ...
-]  # w0 [..., D, F], w1 transposed [..., D, V] and the gate [..., D, F], or none at all
+# w0 [..., D, F], w1 transposed [..., D, V] and the gate [..., D, F], or none at all
+Columns = tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
@@ -121,6 +120,12 @@ class Shape:
         """What the last layer says of each pair, (one,) with a norm: [NC, H, V, PAIRS]"""
         return (self.by_chunk(like, self.values),) if self.normed else ()
 
+    def parts(self, walk: Any, like: Tensor) -> int:
+        """In how many parts a backward pass goes over sequences, whose tiles then are not all there at once:
+        as many as leave each of them enough programs to walk."""
+        programs = self.sequences.count * like.shape[1] * slices(self.options(walk, like))
+        return max(1, programs // PROGRAMS)
+
     def split(self, tensors: Any, start: bool = False) -> tuple[Columns, Columns, Columns]:
         """What stands in a row: memory, momentum and start; or memory, anchor and momentum."""
         n, tensors = self.weights, tuple(tensors)
@@ -191,8 +196,7 @@ def mail(
     options: dict[str, Any], like: Tensor, count: int, turns: int = 1
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Where the slices of a head post their parts, and count them; for each launch whose turn it is, in 16
-    bytes:
-    pointers that are aligned alike get one kernel."""
+    bytes: pointers that are aligned alike get one kernel."""
     groups = count * options["H"]
     size = 2 * slices(options) * options["BV"] * (options["CHUNK"] + options["BE"])
     box = like.new_empty(groups * size if slices(options) > 1 else 0, dtype=torch.float32)
@@ -255,9 +259,7 @@ def through_norm(p: Problem, read: Tensor) -> Tensor:
     y, s = normed(read.float(), p.q, p.norm).to(read.dtype), p.sequences
     if s.full:
         return y
-    place = torch.arange(
-        y.shape[0] // s.count, device=y.device
-    )  # rows of a batch, as long as each other
+    place = torch.arange(y.shape[0] // s.count, device=y.device)  # rows of a batch, of one size
     return torch.where((place < s.length.unsqueeze(1)).view(-1, 1, 1), y, 0.0)
 
 

@@ -50,15 +50,9 @@ def mlp_memory_muon(problem: Problem, muon: Muon) -> tuple[Tensor, MLPState]:
         coefficients, fade = _coefficients(p, plan)
         start = columns_of(p.start)
         found = _Strides.apply(
-            plan,
-            k,
-            v,
-            *coefficients,
-            *(p.norm or (None, None)),
-            *columns_of(p.memory),
-            *columns_of(p.momentum),
-            *start,
-        )
+            plan, k, v, *coefficients, *(p.norm or (None, None)), *columns_of(p.memory),
+            *columns_of(p.momentum), *start,
+        )  # fmt: skip
         places, end, anchor, momentum = _in_sets(found, shape.weights)
         y = _FadedReads.apply(plan, q, fade, *places, *start)
     return through_norm(p, y), state_of(p, end, anchor, momentum)
@@ -83,21 +77,8 @@ class _Plan:
     def sizes(self, like: Tensor) -> dict[str, int]:
         """What the kernels of reads are told of tiles."""
         options = self.shape.options(faded_forward_kernel, like)
-        told = (
-            "H",
-            "F",
-            "D",
-            "V",
-            "BF",
-            "BD",
-            "BV",
-            "CHUNK",
-            "PRECISION",
-            "num_warps",
-            "num_stages",
-        )
-        tokens = padded(self.shape.sequences.chunk // self.jumps)
-        return {n: options[n] for n in told} | dict(BT=tokens, JUMPS=self.jumps)
+        told = {n: x for n, x in options.items() if n not in ("EDGE", "BE", "WINDOW")}
+        return told | dict(BT=padded(self.shape.sequences.chunk // self.jumps), JUMPS=self.jumps)
 
     def by_place(self, like: Tensor, given: Columns) -> Columns:
         return tuple(like.new_empty(self.places, *w.shape[-3:]) for w in given)
@@ -159,9 +140,8 @@ def _coefficients(p: Problem, plan: _Plan) -> tuple[tuple[Tensor, ...], Tensor]:
     keeps = torch.where(begun, moved.keep[:, :, last], 1.0).contiguous()
     steps = by_chunk(p.eta)[:, :, last].contiguous()
     if p.log_alpha is None:
-        return (pushes, keeps, torch.ones_like(steps), steps), p.eta.new_ones(
-            *keeps.shape[:2], s.chunk
-        )
+        unfaded = p.eta.new_ones(*keeps.shape[:2], s.chunk)
+        return (pushes, keeps, torch.ones_like(steps), steps), unfaded
     fade = by_chunk(p.log_alpha).unflatten(-1, (plan.jumps, period)).cumsum(-1).exp()
     reads = torch.cat([fade[..., :-1], torch.ones_like(fade[..., :1])], dim=-1).flatten(-2)
     return (pushes, keeps, fade[..., -1].contiguous(), steps), reads.contiguous()
@@ -197,18 +177,9 @@ class _Strides(torch.autograd.Function):
                 jumps.append(tuple(_orthogonal(plan.muon, w) for w in plan.stride(step, pushed)))
         ctx.plan = plan
         ctx.save_for_backward(
-            k,
-            v,
-            *coefficients,
-            errors,
-            *norm,
-            *cores,
-            *places,
-            *pushed,
-            *first_momentum,
-            *start,
+            k, v, *coefficients, errors, *norm, *cores, *places, *pushed, *first_momentum, *start,
             *itertools.chain(*jumps),
-        )
+        )  # fmt: skip
         ctx.set_materialize_grads(False)
         return *places, *memory, *anchor, *momentum
 
@@ -230,12 +201,9 @@ class _Strides(torch.autograd.Function):
             torch.zeros_like(w) if g is None else g.contiguous()
             for w, g in zip(places, grads[:n], strict=True)
         )
-        dmemory, dmomentum = (
-            asked(grads[n : 2 * n], places, s.count),
-            asked(grads[3 * n :], places, s.count),
-        )
-        anchored = any(g is not None for g in grads[2 * n : 3 * n])
-        danchor = asked(grads[2 * n : 3 * n], places, s.count) if anchored else ()
+        dend, dlast, dpush = (grads[i : i + n] for i in (n, 2 * n, 3 * n))
+        dmemory, dmomentum = asked(dend, places, s.count), asked(dpush, places, s.count)
+        danchor = asked(dlast, places, s.count) if any(g is not None for g in dlast) else ()
         dstart = asked((None,) * len(start), places if start else (), s.count)
         dpushed = plan.by_slot(k, places)
         dunits = tuple(shape.by_chunk(k, shape.hidden) for _ in range(n - 1))
@@ -246,10 +214,8 @@ class _Strides(torch.autograd.Function):
         dkeeps, dfades, dsteps = (pushes.new_empty(*parts, shape.hidden) for _ in range(3))
         box, arrived, turns = mail(options, k, s.count, turns=2 * s.most + 2)
         for step in reversed(range(s.most + 1)):
-            before, sources = (
-                plan.stride(step - 1, pushed) if step else first_momentum,
-                plan.jumps if step else 1,
-            )
+            before = plan.stride(step - 1, pushed) if step else first_momentum
+            sources = plan.jumps if step else 1
             jumped = jumps[step - 1] if step else ()
             djumps = tuple(torch.empty_like(w) for w in jumped)
             for rank, count, on in plan.launches(step):
@@ -262,13 +228,8 @@ class _Strides(torch.autograd.Function):
                     **shape.bends(k), **options,
                 )  # fmt: skip
             if step:
-                moved = zip(
-                    plan.stride(step - 1, pushed),
-                    djumps,
-                    plan.stride(step - 1, dpushed),
-                    strict=True,
-                )
-                for s_j, do_j, ds_j in moved:
+                asked_of = plan.stride(step - 1, dpushed)
+                for s_j, do_j, ds_j in zip(before, djumps, asked_of, strict=True):
                     ds_j.copy_(_orthogonal_back(plan.muon, s_j, do_j))
         dx = shape.by_chunk(k, shape.features)
         per_chunk(
@@ -281,16 +242,8 @@ class _Strides(torch.autograd.Function):
         gather_pairs(shape, dv, dvalues, (), -1.0)
         scalars = (dpushes.sum(-2), dkeeps.sum(-1), dfades.sum(-1), dsteps.sum(-1))
         asked_norm = dnorm[0].sum(0).unbind(1) if dnorm else (None, None)
-        return (
-            None,
-            dk,
-            dv,
-            *scalars,
-            *asked_norm,
-            *dmemory,
-            *dmomentum,
-            *(d.sum(0) for d in dstart),
-        )
+        starts = (d.sum(0) for d in dstart)
+        return None, dk, dv, *scalars, *asked_norm, *dmemory, *dmomentum, *starts
 
 
 class _FadedReads(torch.autograd.Function):

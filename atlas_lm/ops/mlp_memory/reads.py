@@ -115,10 +115,9 @@ def both(tiles, others):
 
 @triton.jit
 def asked_units(queries, w, moving, start, keep, push, i: tl.constexpr, PRECISION: tl.constexpr):
-    """keep (W Q) + push (S Q) + (1 - keep) (Z Q) of layer i [BD, tokens], and what keep and push weigh:
-    without a start W Q, with one (W - Z) Q; S Q"""
+    """keep (W Q) + push (S Q) + (1 - keep) (Z Q) of layer i [BD, tokens], and what keep weighs: W Q, with a
+    start (W - Z) Q"""
     (by_keep,) = layer(w[i], queries, PRECISION)
-    by_push = by_keep
     found = keep[None, :] * by_keep
     if len(start) > 0:
         (still,) = layer(start[i], queries, PRECISION)
@@ -127,7 +126,7 @@ def asked_units(queries, w, moving, start, keep, push, i: tl.constexpr, PRECISIO
     if len(moving) > 0:
         (by_push,) = layer(moving[i], queries, PRECISION)
         found += push[None, :] * by_push
-    return found, by_keep, by_push
+    return found, by_keep
 
 
 @triton.jit
@@ -171,10 +170,10 @@ def reads_forward_kernel(
         hidden, slopes, _, _, gated, _, _ = at_pairs(
             w, xs, error, ACTIVATION, FAST, PRECISION, dtype
         )
-        unit, _, _ = asked_units(queries, w, moving, still, kept, pushing, 0, PRECISION)
+        unit, _ = asked_units(queries, w, moving, still, kept, pushing, 0, PRECISION)
         read, _, _ = activation(unit - against(slopes, mixed, PRECISION), ACTIVATION, FAST)
         if len(borders) > 2:
-            gate, _, _ = asked_units(queries, w, moving, still, kept, pushing, 2, PRECISION)
+            gate, _ = asked_units(queries, w, moving, still, kept, pushing, 2, PRECISION)
             read *= gate - against(gated, mixed, PRECISION)
         narrow = tl.trans(read.to(dtype))
         way = kept[:, None] * tl.dot(narrow, w[1][0], input_precision=PRECISION)

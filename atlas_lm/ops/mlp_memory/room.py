@@ -1,7 +1,6 @@
 """How many hidden units a program of the reads has room for, without Triton: `why_not_sizes` asks before any
 kernel is compiled. The formula is what Triton takes for the widest kernel, back through the reads, seen in
-compiled kernels of twelve shapes (docs/kernels.md, section 1.7): never less than it, and at most 10 KiB
-more."""
+compiled kernels of twelve shapes (docs/kernels.md, section 1.7): never less, and at most 10 KiB more."""
 
 from dataclasses import dataclass
 
@@ -11,8 +10,8 @@ UNITS = (64, 32, 16)  # that a program holds at a time, the most there is room f
 
 @dataclass(frozen=True)
 class Room:
-    """chunk: tokens, edge: pairs before it   weights: 2, or 3 with a gate   states: memory, momentum,
-    start"""
+    """chunk: its tokens, edge: pairs before it   weights: 2, or 3 with a gate
+    states: memory, momentum, start, as many as there are"""
 
     chunk: int
     edge: int

@@ -117,17 +117,8 @@ def stride_forward_kernel(
         first, end, oldest = tl.load(pair_start + n), tl.load(length + n), -tl.load(past + n)
         place, t0 = (begin + k) * H + h, k * CHUNK
         bound = tl.maximum(oldest, t0 - (WINDOW - 1))
-        store_weights(
-            anchor,
-            now,
-            group,
-            tl.where(begin + k == tl.load(last_chunk + n), d, D),
-            D,
-            F,
-            V,
-            BF,
-            BV,
-        )
+        border = tl.where(begin + k == tl.load(last_chunk + n), d, D)  # no rows but at the last one
+        store_weights(anchor, now, group, border, D, F, V, BF, BV)
         narrow = rounded(now, dtype)
         xs = feature_tiles(x, first, t0, bound, end, h, 0, CHUNK, BE, H, F, BF)
         hidden, bent, opened, said = claims_of(

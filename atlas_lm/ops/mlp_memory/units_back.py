@@ -175,13 +175,13 @@ def units_backward_kernel(
     store_units(units[3] + at_units, curved, d, D, CHUNK, EDGE, BE)
 
     # the reads again
-    unit, _, _ = asked_units(queries, w, moving, still, kept, pushing, 0, PRECISION)
+    unit, _ = asked_units(queries, w, moving, still, kept, pushing, 0, PRECISION)
     read, bend, _ = activation(unit - against(slopes, mixed, PRECISION), ACTIVATION, FAST)
     if len(borders) > 2:
         store_units(units[6] + at_units, gated, d, D, CHUNK, EDGE, BE)
         store_units(units[7] + at_units, opened, d, D, CHUNK, EDGE, BE)
         store_units(units[8] + at_units, crossed, d, D, CHUNK, EDGE, BE)
-        gate, _, _ = asked_units(queries, w, moving, still, kept, pushing, 2, PRECISION)
+        gate, _ = asked_units(queries, w, moving, still, kept, pushing, 2, PRECISION)
         gate -= against(gated, mixed, PRECISION)
         open_read, read = read, read * gate
         bend *= gate

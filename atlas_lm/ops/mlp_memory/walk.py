@@ -44,13 +44,8 @@ from atlas_lm.ops.mlp_memory.pieces import (
 
 @triton.jit
 def units_of(
-    w,
-    xs,
-    ACTIVATION: tl.constexpr,
-    FAST: tl.constexpr,
-    PRECISION: tl.constexpr,
-    dtype: tl.constexpr,
-):
+    w, xs, ACTIVATION: tl.constexpr, FAST: tl.constexpr, PRECISION: tl.constexpr, dtype: tl.constexpr
+):  # fmt: skip
     """Of the pairs, by tile: H, and what P and the gate's P are of W1^T E: s'(A) (with a gate s' G), s(A)"""
     units = layer(w[0], xs, PRECISION)
     gates = units
