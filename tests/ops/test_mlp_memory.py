@@ -36,7 +36,17 @@ CASES = [
 MUON = [
     Case(tokens=32, period=16),
     Case(tokens=41, period=4, window=4, start=True, heads=2),
-    Case(tokens=40, period=16, window=17, chunk=32, gated=True, features=24, values=20, hidden=48),
+    Case(
+        tokens=40,
+        period=16,
+        window=17,
+        chunk=32,
+        gated=True,
+        features=24,
+        values=20,
+        hidden=48,
+        heads=2,
+    ),
     Case(tokens=40, period=8, norm=True, window=4, heads=2),
     Case(tokens=4, period=1, objective="dot", decays=False, batch=2),
     Case(

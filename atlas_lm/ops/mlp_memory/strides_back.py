@@ -37,14 +37,56 @@ from atlas_lm.ops.mlp_memory.strides import sequence_of
 from atlas_lm.ops.mlp_memory.tokens_back import less_columns, none_of
 from atlas_lm.ops.mlp_memory.walk_back import (
     columns_weighed,
-    grown,
-    kept_and_asked,
+    grown_with,
     less,
-    met,
     negative,
     plus,
-    pull,
+    through_errors,
 )
+
+
+@triton.jit
+def met(tiles, others, BD: tl.constexpr):
+    """Sums of products along the rows of all weights, [BD]"""
+    total = tl.zeros([BD], tl.float32)
+    for i in tl.static_range(len(tiles)):
+        for f in tl.static_range(len(tiles[i])):
+            total += tl.sum(tiles[i][f].to(tl.float32) * others[i][f], axis=1)
+    return total
+
+
+@triton.jit
+def pull(
+    dstart, dnow, start, w, keep, place, h, d,
+    D: tl.constexpr, F: tl.constexpr, V: tl.constexpr, BF: tl.constexpr, BV: tl.constexpr,
+):  # fmt: skip
+    """Adds what is asked of the start to dstart; the memory minus its start."""
+    asked, beyond = (), ()
+    before = weight_tiles(dstart, place, d, D, F, V, BF, BV)
+    still = weight_tiles(start, h, d, D, F, V, BF, BV)
+    for i in tl.static_range(len(dnow)):
+        blocks, rest = (), ()
+        for f in tl.static_range(len(dnow[i])):
+            blocks = blocks + (before[i][f] + (1.0 - keep) * dnow[i][f],)
+            rest = rest + (w[i][f].to(tl.float32) - still[i][f],)
+        asked, beyond = asked + (blocks,), beyond + (rest,)
+    store_weights(dstart, asked, place, d, D, F, V, BF, BV)
+    return beyond
+
+
+@triton.jit
+def kept_and_asked(
+    dnow, asked, keep, place, d,
+    D: tl.constexpr, F: tl.constexpr, V: tl.constexpr, BF: tl.constexpr, BV: tl.constexpr,
+):  # fmt: skip
+    """keep dW + what reads ask"""
+    reads, found = weight_tiles(asked, place, d, D, F, V, BF, BV), ()
+    for i in tl.static_range(len(dnow)):
+        blocks = ()
+        for f in tl.static_range(len(dnow[i])):
+            blocks = blocks + (keep * dnow[i][f] + reads[i][f],)
+        found = found + (blocks,)
+    return found
 
 
 @triton.jit
@@ -96,6 +138,7 @@ def stride_backward_kernel(
     be summed"""
     SLICES: tl.constexpr = (D + BD - 1) // BD
     PAIRS: tl.constexpr = CHUNK + EDGE
+    READS: tl.constexpr = FEEDBACK or len(norm) > 0  # slopes depend on what the memory says
     slot, rank = turn_of(turn, SLICES)
     rank += rank0 * H
     n, h, group, begin, first_place = sequence_of(order, first_chunk, rank, H, JUMPS)
@@ -117,11 +160,8 @@ def stride_backward_kernel(
         for turned in range(JUMPS):
             j = JUMPS - 1 - turned
             u = vectors(pushes + (place * JUMPS + j) * PAIRS, CHUNK, EDGE, BE)
-            kept, last, source = (
-                tl.load(keeps + place * JUMPS + j),
-                turned == 0,
-                rank * BEFORE + BEFORE - 1,
-            )
+            kept, last = tl.load(keeps + place * JUMPS + j), turned == 0
+            source = rank * BEFORE + BEFORE - 1
             du = ()
             for i in tl.static_range(len(error)):
                 du = du + (tl.zeros([error[i].shape[1]], tl.float32),)
@@ -147,22 +187,16 @@ def stride_backward_kernel(
                 way = layer(asked, xs, PRECISION)
                 du, wayg = less_columns(du, gated, way), plus(wayg, columns_weighed(way, u))
                 dkeep += more
+            mine = dpushes + ((place * JUMPS + j) * SLICES + slot) * PAIRS
             for i in tl.static_range(len(du)):
-                store_vector(
-                    dpushes + ((place * JUMPS + j) * SLICES + slot) * PAIRS,
-                    du[i],
-                    i,
-                    CHUNK,
-                    EDGE,
-                    BE,
-                )
+                store_vector(mine, du[i], i, CHUNK, EDGE, BE)
             tl.store(dkeeps + (place * JUMPS + j) * D + d, dkeep, mask=d < D)
             tl.debug_barrier()  # read anew in the next round
-        da = less(less(none_of(error, BD), curved, way0), bent, way1)
-        dback, dgates = less(none_of(error, BD), bent, way0), ()
+        nothing, dgates = none_of(error, BD), ()
+        da, dback = less(less(nothing, curved, way0), bent, way1), less(nothing, bent, way0)
         if len(dmemory) > 2:
             dback, da = less(dback, opened, wayg), less(da, crossed, wayg)
-            dgates = less(less(none_of(error, BD), crossed, way0), opened, way1)
+            dgates = less(less(nothing, crossed, way0), opened, way1)
         da, dgates = all_settled(da, tl.float32, FAST), all_settled(dgates, tl.float32, FAST)
         dback = all_settled(dback, dtype, FAST)
         part = gained(part, tl.trans(w[1][0]), dback, PRECISION)
@@ -178,30 +212,21 @@ def stride_backward_kernel(
         for i in tl.static_range(len(derror)):
             if slot == 0:
                 store_tile(dvalues + place * (V * PAIRS), dtargets[i], c, i, V, CHUNK, EDGE, BE)
-        dnow = weight_tiles(dmemory, group, d, D, F, V, BF, BV)
-        if len(danchor) > 0:
-            border = tl.where(begin + k == tl.load(last_chunk + n), d, D)
-            dnow = kept_and_asked(dnow, danchor, 1.0, group, border, D, F, V, BF, BV)
-        last_layer = grown(dnow[1], dback, (error,), PRECISION)
-        if FEEDBACK or len(norm) > 0:
-            back = times(w[1][0], derror, PRECISION)
-            added, opening = (), ()
-            for i in tl.static_range(len(da)):
-                added = added + (da[i] + bent[i] * back[i],)
-                if len(dmemory) > 2:
-                    opening = opening + (dgates[i] + opened[i] * back[i],)
-            da, dgates = added, opening
-            last_layer = grown(last_layer, hidden, (derror,), PRECISION)
-        da = narrowed(da, dtype)
-        after = (grown(dnow[0], da, xs, PRECISION), last_layer)
-        if len(dmemory) > 2:
-            dgates = narrowed(dgates, dtype)
-            after = after + (grown(dnow[2], dgates, xs, PRECISION),)
-        dnow = after
+        da, dgates = through_errors(
+            da, dgates, bent, opened, w[1][0], derror, dtype, READS, PRECISION
+        )
         for i in tl.static_range(len(da)):
             store_tile(dunits[0] + at_units, da[i], d, i, D, CHUNK, EDGE, BE)
             if len(dmemory) > 2:
                 store_tile(dunits[1] + at_units, dgates[i], d, i, D, CHUNK, EDGE, BE)
+        dlater, dnow = weight_tiles(dmemory, group, d, D, F, V, BF, BV), ()
+        border = begin + k == tl.load(last_chunk + n)
+        for i in tl.static_range(len(dmemory)):
+            blocks = grown_with(
+                dlater, dmemory, i, da, dback, dgates, hidden, xs, error, derror, danchor, border, group, d,
+                D, F, V, BF, BV, READS, PRECISION,
+            )  # fmt: skip
+            dnow = dnow + (blocks,)
     else:
         dnow = weight_tiles(dmemory, group, d, D, F, V, BF, BV)
     dnow = kept_and_asked(dnow, dplaces, 1.0, (first_place + k * JUMPS) * H + h, d, D, F, V, BF, BV)

@@ -83,41 +83,26 @@ def less(tiles, lefts, rights):
 
 
 @triton.jit
-def grown(blocks, left, rights, PRECISION: tl.constexpr):
-    """block + left right^T for each block of columns; rights: (block)(tile)"""
-    found = ()
-    for f in tl.static_range(len(blocks)):
-        found = found + (blocks[f] + outer(left, rights[f], PRECISION),)
-    return found
-
-
-@triton.jit
-def met(tiles, others, BD: tl.constexpr):
-    """Sums of products along the rows of all weights, [BD]"""
-    total = tl.zeros([BD], tl.float32)
-    for i in tl.static_range(len(tiles)):
-        for f in tl.static_range(len(tiles[i])):
-            total += tl.sum(tiles[i][f].to(tl.float32) * others[i][f], axis=1)
-    return total
-
-
-@triton.jit
-def pull(
-    dstart, dnow, start, w, keep, place, h, d,
-    D: tl.constexpr, F: tl.constexpr, V: tl.constexpr, BF: tl.constexpr, BV: tl.constexpr,
-):  # fmt: skip
-    """Adds what is asked of the start to dstart; the memory minus its start."""
-    asked, beyond = (), ()
-    before = weight_tiles(dstart, place, d, D, F, V, BF, BV)
-    still = weight_tiles(start, h, d, D, F, V, BF, BV)
-    for i in tl.static_range(len(dnow)):
-        blocks, rest = (), ()
-        for f in tl.static_range(len(dnow[i])):
-            blocks = blocks + (before[i][f] + (1.0 - keep) * dnow[i][f],)
-            rest = rest + (w[i][f].to(tl.float32) - still[i][f],)
-        asked, beyond = asked + (blocks,), beyond + (rest,)
-    store_weights(dstart, asked, place, d, D, F, V, BF, BV)
-    return beyond
+def through_errors(
+    da,
+    dgates,
+    bent,
+    opened,
+    last,
+    derror,
+    dtype: tl.constexpr,
+    READS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """dA and dG with what errors ask of units, rounded. last: W1^T"""
+    if READS:
+        back, added, opening = times(last, derror, PRECISION), (), ()
+        for i in tl.static_range(len(da)):
+            added = added + (da[i] + bent[i] * back[i],)
+            if len(dgates) > 0:
+                opening = opening + (dgates[i] + opened[i] * back[i],)
+        da, dgates = added, opening
+    return narrowed(da, dtype), narrowed(dgates, dtype)
 
 
 @triton.jit
@@ -191,21 +176,6 @@ def grown_with(
 
 
 @triton.jit
-def kept_and_asked(
-    dnow, asked, keep, place, d,
-    D: tl.constexpr, F: tl.constexpr, V: tl.constexpr, BF: tl.constexpr, BV: tl.constexpr,
-):  # fmt: skip
-    """keep dW + what reads ask"""
-    reads, found = weight_tiles(asked, place, d, D, F, V, BF, BV), ()
-    for i in tl.static_range(len(dnow)):
-        blocks = ()
-        for f in tl.static_range(len(dnow[i])):
-            blocks = blocks + (keep * dnow[i][f] + reads[i][f],)
-        found = found + (blocks,)
-    return found
-
-
-@triton.jit
 def walk_backward_kernel(
     x, v, mix, keep, push, tail_mix, tail_keep, norm, cores, dnorm,
     dmemory, dmomentum, start, dstart, borders, momentum_borders, dborders, dmomentum_borders, danchor,
@@ -226,6 +196,7 @@ def walk_backward_kernel(
     dscalars [NC, H, 3, D], of the last keep, last push and carry: parts, to be summed"""
     SLICES: tl.constexpr = (D + BD - 1) // BD
     PAIRS: tl.constexpr = CHUNK + EDGE
+    READS: tl.constexpr = FEEDBACK or len(norm) > 0  # slopes depend on what the memory says
     slot, group = turn_of(turn, SLICES)
     h, n = group % H, group // H
     first, end, oldest = tl.load(pair_start + n), tl.load(length + n), -tl.load(past + n)
@@ -271,8 +242,7 @@ def walk_backward_kernel(
             way1 = all_settled(way1, tl.float32, FAST)
         curved = chunk_tiles(units[3] + at_units, d, D, CHUNK, EDGE, BE)
         da = less(chunk_tiles(units[5] + at_units, d, D, CHUNK, EDGE, BE), curved, way0)
-        da = less(da, bent, way1)
-        dgates = ()
+        da, opened, dgates = less(da, bent, way1), bent, ()
         dback = less(chunk_tiles(units[4] + at_units, d, D, CHUNK, EDGE, BE), bent, way0)
         if len(dmemory) > 2:
             wayg = columns_weighed(layer(dnarrow[2], xs, PRECISION), w)
@@ -325,15 +295,7 @@ def walk_backward_kernel(
         for i in tl.static_range(len(derror)):
             if slot == 0:
                 store_tile(dvalues + place * (V * PAIRS), dtargets[i], c, i, V, CHUNK, EDGE, BE)
-        if FEEDBACK or len(norm) > 0:
-            back = times(last, derror, PRECISION)
-            added, opening = (), ()
-            for i in tl.static_range(len(da)):
-                added = added + (da[i] + bent[i] * back[i],)
-                if len(dmemory) > 2:
-                    opening = opening + (dgates[i] + opened[i] * back[i],)
-            da, dgates = added, opening
-        da, dgates = narrowed(da, dtype), narrowed(dgates, dtype)
+        da, dgates = through_errors(da, dgates, bent, opened, last, derror, dtype, READS, PRECISION)
         for i in tl.static_range(len(da)):
             store_tile(units[5] + at_units, da[i], d, i, D, CHUNK, EDGE, BE)
             if len(dmemory) > 2:
@@ -342,7 +304,7 @@ def walk_backward_kernel(
         for i in tl.static_range(len(dmemory)):
             blocks = grown_with(
                 kept_back, dmemory, i, da, dback, dgates, hidden, xs, error, derror, danchor, k == 0, group,
-                d, D, F, V, BF, BV, FEEDBACK or len(norm) > 0, PRECISION,
+                d, D, F, V, BF, BV, READS, PRECISION,
             )  # fmt: skip
             after = with_weight(after, held, blocks)
         held = after
