@@ -70,6 +70,7 @@ def pull(
             blocks = blocks + (before[i][f] + (1.0 - keep) * dnow[i][f],)
             rest = rest + (w[i][f].to(tl.float32) - still[i][f],)
         asked, beyond = asked + (blocks,), beyond + (rest,)
+    tl.debug_barrier()  # all have read what is written over
     store_weights(dstart, asked, place, d, D, F, V, BF, BV)
     return beyond
 

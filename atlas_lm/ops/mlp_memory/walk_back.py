@@ -128,8 +128,7 @@ def back_over(
         beyond = block_of(borders[i] + here, f, d, D, WIDTH, BLOCK).to(tl.float32)
         if len(start) > 0:
             beyond -= block_of(start[i] + h * (D * WIDTH), f, d, D, WIDTH, BLOCK)
-            so_far = block_of(dstart[i] + there, f, d, D, WIDTH, BLOCK)
-            store_block(dstart[i] + there, f, so_far + (1.0 - keep) * dnow, d, D, WIDTH, BLOCK)
+            pulled = block_of(dstart[i] + there, f, d, D, WIDTH, BLOCK) + (1.0 - keep) * dnow
         by_keep += tl.sum(beyond * dnow, axis=1)
         block = keep * dnow + block_of(dborders[i] + here, f, d, D, WIDTH, BLOCK)
         block = settled(block, tl.float32, FAST)
@@ -145,6 +144,8 @@ def back_over(
             store_block(dmomentum_borders[i] + here, f, dmoved.to(dtype), d, D, WIDTH, BLOCK)
         else:
             tl.debug_barrier()
+        if len(start) > 0:
+            store_block(dstart[i] + there, f, pulled, d, D, WIDTH, BLOCK)
         store_block(dborders[i] + here, f, dnow.to(dtype), d, D, WIDTH, BLOCK)
         kept = hold_or_store(kept, held, block, dmemory, i, f, group, d, D, F, V, BF, BV)
     return kept, (by_keep, by_push, by_carry)
