@@ -26,6 +26,7 @@ class Parts:
     combine: str  # of memory as gate: product or sum
     conv_size: int
     gate_rank: int
+    gate_margin: float
     rope_theta: float
     eps: float
 
@@ -36,6 +37,7 @@ class Parts:
             self.width,
             conv_size=self.conv_size,
             gate_rank=self.gate_rank,
+            gate_margin=self.gate_margin,
             eps=self.eps,
         )
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import (
     logsigmoid,
+    relu,
 )  # softplus(x) = -logsigmoid(-x), with strides that compile
 
 from atlas_lm.memory.defaults import gate_defaults
@@ -16,10 +17,15 @@ from atlas_lm.memory.spec import MemorySpec
 
 @dataclass(frozen=True)
 class Squash:
-    """From a free number to a legal gate. bias: at which a zero input gives the wanted start."""
+    """From a free number to a legal gate.
 
-    bias: Callable[[float], float]
-    value: Callable[[Tensor, Tensor, int], Tensor]  # (input, bias, values per token) -> gate
+    bias: (start, margin) -> at which a zero input gives the wanted start.
+    value: (input, bias, values per token, margin) -> gate. Steps and decays below the margin are exactly
+    none: a smooth gate never closes, and what is a thousandth per token is everything over a million.
+    """
+
+    bias: Callable[[float, float], float]
+    value: Callable[[Tensor, Tensor, int, float], Tensor]
 
 
 def _softplus_inverse(y: float) -> float:
@@ -30,30 +36,42 @@ def _logit(y: float) -> float:
     return math.log(y / (1 - y))
 
 
+def _decay(z: Tensor, bias: Tensor, _: int, margin: float) -> Tensor:
+    """log alpha <= 0, formed in log space: a closed gate loses nothing over millions of tokens."""
+    free = logsigmoid(-(z + bias))
+    return -relu(-free - margin) if margin else free
+
+
+def _step(z: Tensor, bias: Tensor, _: int, margin: float) -> Tensor:
+    """A learned base step, by token between nothing and twice of it: no token can blow a memory up."""
+    share = torch.sigmoid(z)
+    if margin:
+        share = relu(share - margin) / (1 - margin)
+    return 2 * share * bias.exp()
+
+
 MOST = 0.9999
 SQUASH = {
-    # log alpha <= 0, formed in log space: a closed gate loses nothing over millions of tokens
-    "log_alpha": Squash(
-        lambda start: _softplus_inverse(-start), lambda z, bias, _: logsigmoid(-(z + bias))
-    ),
-    # a learned base step, by token between nothing and twice of it: no token can blow a memory up
-    "eta": Squash(math.log, lambda z, bias, _: 2 * torch.sigmoid(z) * bias.exp()),
+    "log_alpha": Squash(lambda start, margin: _softplus_inverse(margin - start), _decay),
+    "eta": Squash(lambda start, m: math.log(start * (1 - m) / (1 - 2 * m)), _step),
     # below one: a momentum that never fades would grow without end
     "theta": Squash(
-        lambda start: _logit(start / MOST), lambda z, bias, _: MOST * torch.sigmoid(z + bias)
+        lambda start, _: _logit(start / MOST), lambda z, bias, *_: MOST * torch.sigmoid(z + bias)
     ),
     # at most 1/c each, so that a window of c pairs never pushes harder than one pair
-    "gamma": Squash(lambda _: 3.0, lambda z, bias, c: torch.sigmoid(z + bias) / c),
-    "delta": Squash(_softplus_inverse, lambda z, bias, _: -logsigmoid(-(z + bias))),
+    "gamma": Squash(lambda *_: 3.0, lambda z, bias, c, _: torch.sigmoid(z + bias) / c),
+    "delta": Squash(
+        lambda start, _: _softplus_inverse(start), lambda z, bias, *_: -logsigmoid(-(z + bias))
+    ),
 }
 
 
 class Gates(nn.Module):
     """One producer per gate that the spec declares: width -> rank -> heads (x offsets)."""
 
-    def __init__(self, spec: MemorySpec, width: int, rank: int) -> None:
+    def __init__(self, spec: MemorySpec, width: int, rank: int, margin: float = 0.0) -> None:
         super().__init__()
-        self.spec = spec
+        self.spec, self.margin = spec, margin
         self.down = nn.ModuleDict()
         self.up = nn.ModuleDict()
         for name, gate in spec.gates.items():
@@ -65,7 +83,7 @@ class Gates(nn.Module):
     def starts(self) -> dict[str, float]:
         """The value that each bias begins at, by its name."""
         return {
-            f"{name}_bias": SQUASH[name].bias(start)
+            f"{name}_bias": SQUASH[name].bias(start, self.margin)
             for name, start in gate_defaults(self.spec).items()
         }
 
@@ -78,7 +96,7 @@ class Gates(nn.Module):
             precise = torch.promote_types(z.dtype, torch.float32)
             scale = self.spec.window.size if name == "gamma" else 1
             made = SQUASH[name].value(
-                z.to(precise), getattr(self, f"{name}_bias").to(precise), scale
+                z.to(precise), getattr(self, f"{name}_bias").to(precise), scale, self.margin
             )
             gates[name] = made if gate.offsets else made.squeeze(-1)
         return gates

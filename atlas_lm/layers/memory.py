@@ -43,7 +43,14 @@ class MemoryMixer(nn.Module):
     """
 
     def __init__(
-        self, spec: MemorySpec, width: int, *, conv_size: int, gate_rank: int, eps: float
+        self,
+        spec: MemorySpec,
+        width: int,
+        *,
+        conv_size: int,
+        gate_rank: int,
+        gate_margin: float = 0.0,
+        eps: float,
     ) -> None:
         super().__init__()
         self.spec = spec
@@ -55,7 +62,7 @@ class MemoryMixer(nn.Module):
         # these two have a say of their own on the length of keys
         free = isinstance(spec.features, Unit | Exponential)
         self.units = (None, None, None) if free else (spec.key_dim, spec.key_dim, None)
-        self.gates = Gates(spec, width, gate_rank)
+        self.gates = Gates(spec, width, gate_rank, gate_margin)
         self.weights = MemoryWeights(spec)
         self.o_norm = RMSNorm(spec.value_dim, eps)
         self.g_proj = nn.Linear(width, self.sizes[2], bias=False)

@@ -96,18 +96,25 @@ def encode(
 
 
 def prepare(
-    spec: MemorySpec, projected: Tensor, tail: Tensor, into: Tensor, weights: Weights
+    spec: MemorySpec,
+    projected: Tensor,
+    tail: Tensor,
+    into: Tensor,
+    weights: Weights,
+    margin: float = 0.0,
 ) -> tuple[Tokens, Tensor | None]:
     """From a block's projections to its token in one launch: convolution, SiLU, lengths, gates.
 
     projected: [B, n], side by side q, k, v, the inner values of the gates in the spec's order, anything
     tail: [B, size-1, .] of the convolution; into: receives the next one
     weights: conv, and for each gate up.* [H values, rank] and bias.* [H, values]
+    margin: below which steps and decays are none
     Returns the token, and its features for `encode` where the key and the query are all that they need.
     """
     from atlas_lm.ops.memory_step.prepare import prepare as launch
 
-    layout = _columns(spec, weights[f"up.{next(iter(spec.gates))}"].shape[1] if spec.gates else 0)
+    rank = weights[f"up.{next(iter(spec.gates))}"].shape[1] if spec.gates else 0
+    layout = _columns(spec, rank, margin)
     ups, biases = (tuple(weights[f"{part}.{n}"] for n in spec.gates) for part in ("up", "bias"))
     made = launch(layout, projected, tail, weights["conv"], ups, biases, into)
     gates = {n: g if spec.gates[n].offsets else g.squeeze(-1) for n, g in made.gates.items()}
@@ -117,7 +124,7 @@ def prepare(
 
 
 @functools.cache
-def _columns(spec: MemorySpec, rank: int) -> Columns:
+def _columns(spec: MemorySpec, rank: int, margin: float) -> Columns:
     return Columns(
         heads=spec.heads,
         key=spec.key_dim,
@@ -126,6 +133,7 @@ def _columns(spec: MemorySpec, rank: int) -> Columns:
         gates=tuple(spec.gates),
         values=tuple(max(gate.offsets, 1) for gate in spec.gates.values()),
         window=spec.window.size,
+        margin=margin,
         unit_keys=not isinstance(spec.features, Unit),
         unit_features=isinstance(spec.features, Unit) and _own_features(spec),
     )

@@ -25,6 +25,8 @@ class AtlasConfig(PreTrainedConfig):
         combine: how `mag` joins attention and memory: product (Titans) or sum (drawn in Atlas).
         conv_size: tokens that the short convolution of the memory mixer sees.
         gate_rank: width inside the producers of the gates.
+        gate_margin: steps and decays of memories that are below it are exactly none, so that a gate can close
+            for good; 0: they only come near to it.
 
     `atlas_lm.models.sizes.configure` makes one from the name of a preset, a block and a size.
     """
@@ -49,6 +51,7 @@ class AtlasConfig(PreTrainedConfig):
         combine: str = "product",
         conv_size: int = 4,
         gate_rank: int = 16,
+        gate_margin: float = 0.0,
         rope_theta: float = 10000.0,
         rms_norm_eps: float = 1e-6,
         initializer_range: float = 0.02,
@@ -74,6 +77,7 @@ class AtlasConfig(PreTrainedConfig):
         self.combine = combine
         self.conv_size = conv_size
         self.gate_rank = gate_rank
+        self.gate_margin = gate_margin
         self.rope_theta = rope_theta
         self.rms_norm_eps = rms_norm_eps
         self.initializer_range = initializer_range
@@ -120,6 +124,7 @@ class AtlasConfig(PreTrainedConfig):
             combine=self.combine,
             conv_size=self.conv_size,
             gate_rank=self.gate_rank,
+            gate_margin=self.gate_margin,
             rope_theta=self.rope_theta,
             eps=self.rms_norm_eps,
         )
@@ -154,6 +159,10 @@ class AtlasConfig(PreTrainedConfig):
             raise ValueError(
                 f"num_attention_heads {self.num_attention_heads} is no multiple of num_key_value_heads "
                 f"{self.num_key_value_heads}"
+            )
+        if not 0 <= self.gate_margin < 0.5:
+            raise ValueError(
+                f"gate_margin is {self.gate_margin}, wanted 0 or more and less than 0.5, where gates start"
             )
         if self.head_dim % 2:
             raise ValueError(

@@ -213,7 +213,7 @@ class Steps:
             else:
                 x, columns = self.turn(x, y, columns, previous.out, block.into)
             tails = old.tails["conv"], new.tails["conv"]
-            tokens, features = step.prepare(spec, columns, *tails, block.gates)
+            tokens, features = step.prepare(spec, columns, *tails, block.gates, block.margin)
             if features is None:
                 token = self.encode(block.fast, memory.window, tokens)
             else:
@@ -232,6 +232,7 @@ class _Packed:
     spec: MemorySpec
     into: Weights  # from the stream to the columns of a token
     gates: Weights  # from the columns to the token: convolution and gates
+    margin: float  # of the gates
     fast: Weights  # outer weights of the memory, fp32
     out: Weights  # from what was read to the next block
 
@@ -258,7 +259,7 @@ def _pack(block: Block) -> _Packed:
         "down": block.mlp.down_proj.weight.detach(),
     }
     fast = {name: weight.detach().float() for name, weight in mixer.weights().items()}
-    return _Packed(mixer.spec, into, gates, fast, out)
+    return _Packed(mixer.spec, into, gates, mixer.gates.margin, fast, out)
 
 
 def _project(eps: float, x: Tensor, w: Weights) -> Tensor:

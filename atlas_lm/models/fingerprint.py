@@ -12,13 +12,21 @@ from atlas_lm.models.config import AtlasConfig
 
 # fields that change nothing in the numbers that a model computes
 OUTSIDE = ("self", "initializer_range", "use_cache", "tie_word_embeddings", "kwargs")
+LATER = {
+    "gate_margin": 0.0
+}  # fields that came later, and at which value models are as they were before
 FOREIGN_OUTSIDE = ("_name_or_path", "transformers_version", "use_cache", "dtype", "torch_dtype")
 
 
 def config_record(config: AtlasConfig) -> dict[str, Any]:
     """The fields of a configuration that change results, for comparison by name."""
     names = [n for n in inspect.signature(AtlasConfig.__init__).parameters if n not in OUTSIDE]
-    record = {name: getattr(config, name) for name in names if not name.endswith("_token_id")}
+    record = {
+        name: getattr(config, name)
+        for name in names
+        if not name.endswith("_token_id")
+        and not (name in LATER and getattr(config, name) == LATER[name])
+    }
     return dict(json.loads(json.dumps(record, sort_keys=True)))
 
 

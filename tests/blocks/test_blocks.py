@@ -22,7 +22,8 @@ RULES = pytest.mark.parametrize("rule", ["titans", "atlas", "gated_deltanet"])
 def parts(rule: str, **changes: object) -> Parts:
     fields: dict = dict(
         width=8, spec=small_spec(rule), heads=2, kv_heads=2, head_dim=4, window=5, segment=6,
-        persistent=3, combine="product", conv_size=4, gate_rank=3, rope_theta=100.0, eps=1e-6,
+        persistent=3, combine="product", conv_size=4, gate_rank=3, gate_margin=0.0,
+        rope_theta=100.0, eps=1e-6,
     )  # fmt: skip
     return Parts(**(fields | changes))
 

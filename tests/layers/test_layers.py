@@ -113,10 +113,13 @@ def test_extend_keeps_the_last_columns_that_count() -> None:
     assert extend(tail, x, None, keep=2)[1].tolist() == [[6.0, 0.0], [0.0, 0.0]]
 
 
+@pytest.mark.parametrize("margin", [0.0, 0.1])
 @pytest.mark.parametrize("name", NAMES)
-def test_gates_start_at_their_defaults_and_never_leave_their_range(name: str) -> None:
+def test_gates_start_at_their_defaults_and_never_leave_their_range(
+    name: str, margin: float
+) -> None:
     spec = small_spec(name)
-    gates = Gates(spec, 8, 3)
+    gates = Gates(spec, 8, 3, margin)
     starts = gates.starts()
     with torch.no_grad():
         for parameter, value in gates.named_parameters():
@@ -127,6 +130,36 @@ def test_gates_start_at_their_defaults_and_never_leave_their_range(name: str) ->
         # gamma starts a little inside its limit 1/c
         assert_close(gate, made[gate], wanted, 0.05 if gate == "gamma" else 1e-5)
     check_gate_values(spec.gates, filled(gates, scale=3.0)(draw(2, 50, 8)))
+
+
+def test_gates_with_a_margin_close_for_good() -> None:
+    """Steps and decays below it are none, the others fall by it; above, gradients flow as without it."""
+    spec, x = small_spec("gated_deltanet"), draw(2, 200, 8)
+    smooth, closing = (filled(Gates(spec, 8, 3, margin), scale=3.0) for margin in (0.0, 0.1))
+    free, made = smooth(x), closing(x)
+    most = 2 * smooth.eta_bias.exp().squeeze(-1)
+    wanted = most * ((free["eta"] / most - 0.1) / 0.9).clamp_min(0)
+    assert_close("eta", made["eta"], wanted, 1e-12)
+    assert_close("log_alpha", made["log_alpha"], (free["log_alpha"] + 0.1).clamp_max(0), 1e-12)
+    for gate in ("eta", "log_alpha"):
+        closed = made[gate] == 0
+        assert 20 < closed.sum() < closed.numel() - 20
+
+
+def test_a_closed_memory_stays_as_it_is() -> None:
+    """To the last bit, whatever else is read; with smooth gates the same inputs wear it away."""
+    spec, noise = small_spec("gated_deltanet"), draw(1, 2000, 8).abs() + 1
+    held = {}
+    for margin in (0.0, 0.1):
+        mixer = filled(MemoryMixer(spec, 8, conv_size=4, gate_rank=3, gate_margin=margin, eps=1e-6))
+        _, before, tail = mixer(draw(1, 30, 8), None, None)
+        with torch.no_grad():
+            for name in ("eta", "log_alpha"):
+                mixer.gates.down[name].weight.fill_(1.0)
+                mixer.gates.up[name].weight.fill_(-0.2)  # inputs above 0 close both
+        _, after, _ = mixer(noise, before, tail)
+        held[margin] = torch.equal(after.memory["w0"], before.memory["w0"])
+    assert held == {0.0: False, 0.1: True}
 
 
 def test_the_mixer_is_what_the_mathematics_says() -> None:

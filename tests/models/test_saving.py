@@ -87,6 +87,18 @@ def test_the_fingerprint_sees_every_weight_and_nothing_else() -> None:
     assert fingerprint(small_model(seed=1)) != before == fingerprint(small_model())
 
 
+def test_a_margin_of_gates_is_part_of_the_model_and_none_is_not() -> None:
+    """Memory files from before there was one belong to the same model as before."""
+    plain, closing = small_model(), small_model(gate_margin=0.1)
+    assert "gate_margin" not in config_record(plain.config)
+    assert config_record(closing.config)["gate_margin"] == 0.1
+    ids = random_ids(1, 30)
+    assert not torch.equal(plain(ids).logits, closing(ids).logits)
+    with torch.no_grad():
+        closing.load_state_dict(plain.state_dict())
+    assert fingerprint(plain) != fingerprint(closing)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -97,6 +109,7 @@ def test_the_fingerprint_sees_every_weight_and_nothing_else() -> None:
         (dict(num_key_value_heads=3), "no multiple"),
         (dict(head_dim=7), "even number"),
         (dict(sliding_window=0), "sliding_window is 0"),
+        (dict(gate_margin=0.5), "gate_margin is 0.5, wanted 0 or more and less than 0.5"),
         (dict(blocks="mac", memory=small_spec("softmax_attention")), "kept pairs"),
     ],
 )

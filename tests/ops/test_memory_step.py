@@ -179,9 +179,11 @@ def test_extreme_gates_are_exact(kind: str) -> None:
     assert not y.any() and not any(m.any() for m in (*after.memory, *after.momentum))
 
 
-@pytest.mark.parametrize("lengths", ["keys", "features", "none"])
-@pytest.mark.parametrize("size", [1, 4])
-def test_a_token_is_prepared_as_layers_do_it(size: int, lengths: str) -> None:
+@pytest.mark.parametrize(
+    ("size", "lengths", "margin"),
+    [(1, "keys", 0.0), (4, "keys", 0.4), (4, "features", 0.0), (1, "none", 0.4), (4, "none", 0.0)],
+)
+def test_a_token_is_prepared_as_layers_do_it(size: int, lengths: str, margin: float) -> None:
     """Convolution, SiLU, lengths and every gate; closed gates keep their digits."""
     names, values = ("eta", "log_alpha", "theta", "gamma", "delta"), (1, 1, 1, 3, 1)
     layout = Columns(
@@ -192,6 +194,7 @@ def test_a_token_is_prepared_as_layers_do_it(size: int, lengths: str) -> None:
         gates=names,
         values=values,
         window=3,
+        margin=margin,
         unit_keys=lengths == "keys",
         unit_features=lengths == "features",
     )
@@ -217,9 +220,15 @@ def test_a_token_is_prepared_as_layers_do_it(size: int, lengths: str) -> None:
     gates = {}
     for i, (name, up, bias) in enumerate(zip(names, ups, biases, strict=True)):
         z = (columns[:, wide + 4 * i : wide + 4 * i + 4] @ up.T).unflatten(-1, (2, -1))
-        gates[name] = SQUASH[name].value(z, bias, 3 if name == "gamma" else 1)
+        gates[name] = SQUASH[name].value(z, bias, 3 if name == "gamma" else 1, margin)
     wanted = (unit(x) if lengths == "features" else x, k, v, after, gates)
     agree((made.x, made.k, made.v, given[-1], made.gates), wanted, 1e-6)
+    if margin:
+        closed = gates["eta"] == 0
+        assert closed.any() and not closed.all()
+        assert torch.equal(made.gates["eta"].cpu() == 0, closed)
+        assert not made.gates["log_alpha"].any()
+        return
     ratio = made.gates["log_alpha"].cpu().double() / gates["log_alpha"]
     assert_close("log_alpha", ratio, torch.ones_like(ratio), 1e-5)
 

@@ -66,5 +66,6 @@ class Columns:
     gates: tuple[str, ...]  # eta, log_alpha, theta, gamma, delta: how each is squashed
     values: tuple[int, ...]  # of each gate, per head
     window: int  # c: gamma is at most 1/c
+    margin: float  # steps and decays below it are none
     unit_keys: bool  # bring q and k to unit length
     unit_features: bool  # bring the features to unit length, and leave k as it is
