@@ -166,13 +166,14 @@ class BABILongLesson:
     tokenizer: Tokenizer
     library: Library | None = None
     written: float = 0.5  # share of training stories that are of the file; the others are new
+    mixed: float = 0.0  # share of new stories that are asked what easier tasks ask, too
     permute: bool = True  # people, places and objects of a training story take each other's names
     silent: float = 0.0  # share of training rows that tell all facts in the first tenth of the text
 
     def __post_init__(self) -> None:
         _check_names("tasks", self.tasks, TASKS)
         _check_tokenizer(self.tokenizer)
-        for name in ("written", "silent"):
+        for name in ("written", "mixed", "silent"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, wanted a share, 0 to 1")
 
@@ -206,6 +207,7 @@ class BABILongLesson:
             "tasks": list(self.tasks),
             "tokenizer": self.tokenizer.key,
             "written": self.written,
+            "mixed": self.mixed,
             "permute": self.permute,
             "silent": self.silent,
             "data": _prints(self.library, "babi", *(f"books/{split}" for split in SPLITS)),
@@ -245,7 +247,8 @@ class BABILongLesson:
         if random.random_sample() < self.written:
             story = _pick(self._stories[task, split], random)
         else:
-            story = tuple(make_story(task, random))
+            mixed = random.random_sample() < self.mixed
+            story = tuple(make_story(task, random, mixed))
         if self.permute:
             story = permuted(story, task, random)
         return None if story in self._held_out[task] else story

@@ -32,6 +32,7 @@ PAUSE = 2  # facts after which a question is asked if there is one to ask
 REACH = 5  # a question is about one of so many latest facts
 THERE = 0.2  # share of droppings, and of qa3's takings, told with "there"
 BACK = 0.75  # how often qa3 asks about a move, compared to the next one; fitted, +-0.05
+AMONG = 0.5  # share of the pauses with no question of the task that get an easier one, if that is wanted
 OUTER = 2 / 3  # share of qa4's facts that begin with the place at an end of the row
 
 
@@ -53,6 +54,9 @@ class Ask(NamedTuple):
     weight: float = 1.0
 
 
+Asks = Callable[[list[Deed], int], Iterator[Ask]]  # what one may ask about the deed at an index
+
+
 @dataclass(frozen=True, kw_only=True)
 class Setting:
     """What a task's stories are made of."""
@@ -60,7 +64,7 @@ class Setting:
     people: tuple[str, ...]
     actions: tuple[str, ...]
     there: float  # share of takings told with "there"
-    asks: Callable[[list[Deed], int], Iterator[Ask]]  # what one may ask about the deed at an index
+    asks: Asks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,10 +75,14 @@ class World:
     where: dict[str, str]  # of each object: a place, or the person who has it
 
 
-def make_story(task: str, random: np.random.RandomState) -> list[Question]:
+def make_story(task: str, random: np.random.RandomState, mixed: bool = False) -> list[Question]:
     """The questions of one new story in order, as `read_questions` would give them for a real file.
 
     The same state of `random` gives the same story on every machine.
+
+    Args:
+        mixed: where nothing of the task can be asked, ask now and then what easier tasks ask: where people
+            are, and in qa3 where objects are. No real file does so; of qa1 and qa4 nothing is easier.
 
     >>> [question] = make_story("qa4", np.random.RandomState(0))
     >>> question.facts
@@ -88,31 +96,64 @@ def make_story(task: str, random: np.random.RandomState) -> list[Question]:
         raise ValueError(
             f"task is {task!r}, wanted one of qa1 to qa5; take stories of other tasks from bAbI's files"
         )
-    return _story(SETTINGS[task], random)
+    return _story(SETTINGS[task], random, EASIER[task] if mixed else ())
 
 
-def _story(setting: Setting, random: np.random.RandomState) -> list[Question]:
+def _story(
+    setting: Setting, random: np.random.RandomState, easier: tuple[Asks, ...] = ()
+) -> list[Question]:
     """Facts in pairs, each followed by a question if any of the latest facts can be asked about.
 
     So it is after every pair of the real files, but for 8 of about 2,000 in qa3 that are left out there.
+
+    easier: what may be asked where nothing of the setting can be, of all that was told.
     """
-    world = World(
-        place={person: _pick(PLACES, random) for person in setting.people},
-        where={thing: _pick(PLACES, random) for thing in OBJECTS},
-    )
+    world = _world(setting, random)
     deeds: list[Deed] = []
     facts: list[str] = []
     questions: list[Question] = []
-    while len(questions) < QUESTIONS:
+    own = 0
+    while own < QUESTIONS:
         for _ in range(PAUSE):
             deeds.append(_act(world, setting, random))
             facts.append(_tell(deeds[-1], setting, random))
         recent = range(max(0, len(deeds) - REACH), len(deeds))
         asks = [ask for index in recent for ask in setting.asks(deeds, index)]
+        own += bool(asks)
+        if not asks and easier and random.random_sample() < AMONG:
+            kind = _pick(easier, random)
+            asks = [ask for index in range(len(deeds)) for ask in kind(deeds, index)]
         if asks:
-            ask = _weighted(asks, random)
-            questions.append(_question(facts, ask))
+            questions.append(_question(facts, _weighted(asks, random)))
     return questions
+
+
+def make_tale(random: np.random.RandomState, facts: int = 20) -> list[Question]:
+    """All that can be asked at the end of one new story: where people and objects are, and where objects were
+    before. No real file asks so much of one story.
+
+    >>> tale = make_tale(np.random.RandomState(0))
+    >>> sorted({question.question.split()[1] for question in tale})
+    ['is', 'was']
+    """
+    setting, kinds = SETTINGS["qa3"], (*EASIER["qa3"], SETTINGS["qa3"].asks)
+    while True:
+        world, deeds = _world(setting, random), []
+        for _ in range(facts):
+            deeds.append(_act(world, setting, random))
+        told = [_tell(deed, setting, random) for deed in deeds]
+        asks = [
+            {ask.question: ask for i in range(facts) for ask in kind(deeds, i)} for kind in kinds
+        ]
+        if all(len(found) >= 2 for found in asks):
+            return [_question(told, ask) for found in asks for ask in found.values()]
+
+
+def _world(setting: Setting, random: np.random.RandomState) -> World:
+    return World(
+        place={person: _pick(PLACES, random) for person in setting.people},
+        where={thing: _pick(PLACES, random) for thing in OBJECTS},
+    )
 
 
 def _question(facts: list[str], ask: Ask) -> Question:
@@ -186,8 +227,9 @@ def _tell(deed: Deed, setting: Setting, random: np.random.RandomState) -> str:
 def _where_is_person(deeds: list[Deed], index: int) -> Iterator[Ask]:
     """qa1: who did one of the latest facts is asked for; the support is their last move."""
     person = deeds[index].person
-    last = _moves(deeds, person, 0, len(deeds))[-1]
-    yield Ask(f"Where is {person}?", deeds[last].what, (last,))
+    moves = _moves(deeds, person, 0, len(deeds))
+    if moves:
+        yield Ask(f"Where is {person}?", deeds[moves[-1]].what, (moves[-1],))
 
 
 def _where_is_object(deeds: list[Deed], index: int) -> Iterator[Ask]:
@@ -299,4 +341,10 @@ SETTINGS = {
     "qa2": Setting(people=PEOPLE, actions=CARRYING, there=1.0, asks=_where_is_object),
     "qa3": Setting(people=PEOPLE, actions=CARRYING, there=THERE, asks=_where_was_object),
     "qa5": Setting(people=RECEIVERS, actions=(*CARRYING, "give"), there=1.0, asks=_who_gave_what),
+}
+EASIER: dict[str, tuple[Asks, ...]] = {
+    "qa1": (),
+    "qa2": (_where_is_person,),
+    "qa3": (_where_is_person, _where_is_object),
+    "qa5": (_where_is_person,),
 }

@@ -16,7 +16,7 @@ from atlas_lm.data import stories
 from atlas_lm.data.babi import Question, read_questions
 from atlas_lm.data.draws import draw
 from atlas_lm.data.files import babi_questions
-from atlas_lm.data.stories import make_story
+from atlas_lm.data.stories import make_story, make_tale
 from tests.data.simulator import FACTS, replay, solve, understand
 
 Story = list[Question]
@@ -198,6 +198,26 @@ def differences(task: str, made: list[Story]) -> list[str]:
     for name in SAME:
         found += [f"{name}: {key}" for key in ours[name].keys() ^ theirs[name].keys()]
     return found
+
+
+@pytest.mark.parametrize("task", ["qa2", "qa3", "qa5"])
+def test_easier_questions_about_harder_stories_are_answered_right(task: str) -> None:
+    kinds: Counter[str] = Counter()
+    for n in range(100):
+        for question in make_story(task, draw(2, "story", task, n), mixed=True):
+            assert is_right(question), question
+            kinds[" ".join(question.question.split()[:2])] += 1
+    easier = {"qa2": ["Where is"], "qa3": ["Where is", "Where was"], "qa5": ["Where is"]}[task]
+    assert all(kinds[kind] > 50 for kind in easier), kinds
+    own = {"qa2": "Where is", "qa3": "Where was"}.get(task)
+    assert own is None or kinds[own] >= 500
+
+
+def test_everything_that_is_asked_of_a_tale_is_answered_right() -> None:
+    for n in range(50):
+        tale = make_tale(draw("tale", n))
+        assert all(map(is_right, tale)) and len({q.question for q in tale}) == len(tale)
+        assert {q.facts for q in tale} == {tale[0].facts} and len(tale[0].facts) == 20
 
 
 @pytest.mark.parametrize("task", TASKS)
