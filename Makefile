@@ -28,4 +28,4 @@ doctor: .venv/installed
 	touch $@
 
 clean:
-	rm -rf .venv demo_output build dist *.egg-info
+	rm -rf .venv demo_output experiments_output build dist *.egg-info

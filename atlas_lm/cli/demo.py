@@ -1,28 +1,44 @@
-"""`atlas demo`: what the memories can and cannot hold, measured on this machine in a few minutes."""
+"""`atlas demo`: facts hidden in a real book, read once at constant memory, asked for, saved."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from atlas_lm.cli.common import fail
+
+SHIPPED = Path(__file__).parent.parent / "pretrained" / "babilong"
+
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the pictures and results.json.")] = Path(
-        "demo_output"
-    ),
-    seed: Annotated[int, typer.Option(help="Seed of all random keys and values.")] = 0,
-    quick: Annotated[bool, typer.Option(help="A few seconds, coarse numbers.")] = False,
+    tokens: Annotated[
+        int, typer.Option(help="Length of the text, in tokens of the model.")
+    ] = 100_000,
+    out: Annotated[
+        Path, typer.Option(help="Folder for the memory, the page and results.json.")
+    ] = Path("demo_output"),
+    seed: Annotated[int, typer.Option(help="Another seed, another tale and other places.")] = 0,
+    model: Annotated[
+        Path, typer.Option(help="Folder of a model, by default the one that comes along.")
+    ] = SHIPPED,
+    device: Annotated[str, typer.Option(help="Where the model runs: cpu, cuda, cuda:1.")] = "cpu",
 ) -> None:
-    """Store key-value pairs in memories of equal size and see what comes back.
+    """Hide a tale in a book, let the model read it once, and ask about it.
 
-    Example:
+    The model that comes along was trained on texts of up to a few thousand tokens
+    (atlas_lm/pretrained/babilong/README.md).
 
-        atlas demo --out demo_output
+    Examples:
+
+        atlas demo
+
+        atlas demo --tokens 10000000 --seed 3
     """
+    from atlas_lm.cli.conversing import open_conversation
     from atlas_lm.demo import run_demo
 
     try:
-        run_demo(out, quick=quick, seed=seed)
-    except ModuleNotFoundError as missing:  # it says what to install
-        typer.echo(f"atlas demo: {missing}", err=True)
-        raise typer.Exit(2) from missing
+        opened = open_conversation(model, device=device)
+        run_demo(opened.stream.model, opened.tokenizer, out, tokens=tokens, seed=seed)
+    except (ValueError, OSError) as error:
+        fail("demo", error)

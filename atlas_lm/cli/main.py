@@ -12,6 +12,7 @@ from atlas_lm.cli.data import app as data
 from atlas_lm.cli.demo import demo
 from atlas_lm.cli.doctor import doctor
 from atlas_lm.cli.evaluate import evaluate
+from atlas_lm.cli.experiments import experiments
 from atlas_lm.cli.generate import generate
 from atlas_lm.cli.memory import app as memory
 from atlas_lm.cli.new import new
@@ -27,6 +28,7 @@ app = typer.Typer(
 )
 app.command()(demo)
 app.command()(doctor)
+app.command()(experiments)
 app.command()(new)
 app.command()(absorb)
 app.command()(ask)

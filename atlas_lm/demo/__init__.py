@@ -1,4 +1,4 @@
-"""The demo: four small experiments that show what a test-time memory is good for, in a minute or two."""
+"""The demo: facts hidden in a real book, a model that reads it once and is asked about them."""
 
 from atlas_lm.demo.run import run_demo
 

@@ -1,143 +1,137 @@
-"""The quick demo end to end, and the claims that its experiments make."""
+"""The demo end to end, with an untrained model: what it hides, reads, saves and shows."""
 
 import io
-import itertools
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
+from typer.testing import CliRunner
 
-from atlas_lm.demo import cue, run_demo
-from atlas_lm.demo.capacity import MEMORIES
-from atlas_lm.demo.pairs import recalled, relative_error
+from atlas_lm.cli.main import app
+from atlas_lm.data.vocabularies import find_tokenizer
+from atlas_lm.demo import run_demo
+from atlas_lm.demo.hidden import HiddenTale, Span, hide_tale
+from atlas_lm.models import AtlasForCausalLM
+from atlas_lm.models.sizes import configure
+from atlas_lm.text import Tokenizer
+from tests.data.simulator import solve
 
-PICTURES = ("capacity", "window", "newton_schulz", "cue")
-PNG = b"\x89PNG\r\n\x1a\n"
+TOKENS = 3000
 Demo = tuple[Path, dict[str, Any], str]  # the folder, the numbers and the terminal of one run
 
 
 @pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
-    out = tmp_path_factory.mktemp("demo") / "not" / "there" / "yet"
-    terminal = io.StringIO()
-    run_demo(out, quick=True, console=Console(file=terminal, width=100))
+def words() -> Tokenizer:
+    return find_tokenizer("gpt2")
+
+
+@pytest.fixture(scope="module")
+def model(words: Tokenizer) -> AtlasForCausalLM:
+    torch.manual_seed(0)
+    config = configure("gated_deltanet", block=["sliding", "lmm"], vocab_size=words.vocab_size)
+    return AtlasForCausalLM(config).eval()
+
+
+@pytest.fixture(scope="module")
+def demo(
+    model: AtlasForCausalLM, words: Tokenizer, tmp_path_factory: pytest.TempPathFactory
+) -> Demo:
+    out, terminal = tmp_path_factory.mktemp("demo") / "not there yet", io.StringIO()
+    console = Console(file=terminal, width=120)
+    run_demo(model, words, out, tokens=TOKENS, seed=1, console=console)
     return out, json.loads((out / "results.json").read_text()), terminal.getvalue()
 
 
-def test_every_picture_is_a_png(demo: Demo) -> None:
-    from matplotlib.image import imread
-
-    out, _, _ = demo
-    for name in PICTURES:
-        path = out / f"{name}.png"
-        assert path.read_bytes().startswith(PNG)
-        image = imread(path)
-        assert (
-            min(image.shape[:2]) > 500 and image.std() > 0.05
-        )  # of a readable size, and not blank
-    assert {path.name for path in out.iterdir()} == {
-        *(f"{n}.png" for n in PICTURES),
-        "results.json",
-    }
+def test_the_tale_stands_in_the_text_whole_and_in_order(words: Tokenizer) -> None:
+    tale = hide_tale(words, TOKENS, 2)
+    ids = np.concatenate(tale.pieces)
+    assert 0.95 * TOKENS < len(ids) <= TOKENS and tale.tokens == len(ids)
+    text = words.decode(ids.tolist())
+    facts, at = tale.questions[0].facts, 0
+    for fact in facts:
+        at = text.index(fact, at) + len(fact)
+    spans = [words.decode(ids[span.first : span.last].tolist()) for span in tale.facts]
+    assert all(any(fact in span for span in spans) for fact in facts)
+    assert sum(len(span) for span in spans) < sum(map(len, facts)) + 400  # little of the book
+    for asked in tale.questions:
+        assert solve(facts, asked.question)[0] == asked.answer
 
 
-def test_the_terminal_says_what_was_found(demo: Demo) -> None:
-    _, results, terminal = demo
-    words = " ".join(terminal.split())
-    for name in PICTURES:
-        assert results[name]["finding"] in words
-        assert f"{name}.png" in words
+def test_other_seeds_tell_other_tales(words: Tokenizer) -> None:
+    one, same, other = (hide_tale(words, TOKENS, seed) for seed in (3, 3, 4))
+    assert one.questions == same.questions and one.facts == same.facts
+    assert one.questions != other.questions and one.facts != other.facts
 
 
-def test_memories_have_equal_size(demo: Demo) -> None:
-    curves = demo[1]["capacity"]["curves"]
-    sizes = [curve["floats"] for curve in curves]
-    assert len(sizes) == MEMORIES
-    assert max(sizes) <= 1.05 * min(sizes)
+def test_passages_cover_the_facts_and_cuts_keep_the_text(words: Tokenizer) -> None:
+    tale = hide_tale(words, TOKENS, 5)
+    ids, passages = np.concatenate(tale.pieces), tale.passages()
+    for fact in tale.facts:
+        assert any(p.first <= fact.first and fact.last <= p.last for p in passages)
+    assert all(a.last < b.first for a, b in pairwise(passages))
+    for span in passages:
+        assert np.array_equal(tale.read(span), ids[span.first : span.last])
+    cuts = sorted(span.first for span in passages)
+    pieces = list(tale.cut(cuts))
+    assert np.array_equal(np.concatenate(pieces), ids)
+    borders = set(np.cumsum([0, *map(len, pieces)]).tolist())
+    assert set(cuts) <= borders and all(map(len, pieces))
 
 
-def test_polynomial_features_hold_more_pairs_than_the_matrix(demo: Demo) -> None:
-    record = demo[1]["capacity"]
-    at = record["settings"]["counts"].index(64)
-    matrix, squares = record["curves"][0], record["curves"][1]
-    assert (matrix["name"], squares["name"]) == ("matrix", "polynomial p=2")
-    assert squares["recall"][at] > 0.9
-    assert matrix["recall"][at] < 0.5  # 64 pairs, 14 dimensions
-    # no matrix can do better than least squares, whose error at n > K is sqrt(1 - K/n) on average
-    assert matrix["error"][at] > 0.95 * (1 - record["settings"]["key_dim"] / 64) ** 0.5
+def test_cuts_at_the_beginning_and_between_pieces() -> None:
+    pieces = [np.arange(5), np.arange(5, 9)]
+    tale = HiddenTale(pieces=pieces, facts=[Span(0, 2)], questions=[], books=[], book_tokens=9)
+    assert [part.tolist() for part in tale.cut([0, 3, 5, 8])] == [[0, 1, 2], [3, 4], [5, 6, 7], [8]]
 
 
-def test_a_wide_window_remembers_more_of_the_recent_pairs(demo: Demo) -> None:
-    record = demo[1]["window"]
-    one, wide = record["tuned"][0], record["tuned"][-1]
-    assert (one["window"], wide["window"]) == (1, 16)
-    assert wide["recent"] > one["recent"] + 0.1
-    newest = [row["newest"] for row in record["equal"]]
-    assert newest[0] == 1.0  # step 1 on a unit key stores the newest value exactly
-    assert newest[-1] < 0.5  # a sixteenth of a step does not
+def test_everything_is_asked_before_and_after_the_memory_is_reopened(demo: Demo) -> None:
+    out, record, terminal = demo
+    assert record["reopened_equal"] and record["asked"] == len(record["answers"]) >= 6
+    assert record["right"] == sum(answer["right"] for answer in record["answers"])
+    assert f"{record['right']} of {record['asked']} answers are right" in terminal
+    for answer in record["answers"]:
+        assert answer["question"] in terminal
+    assert {path.name for path in out.iterdir()} == {"tale.mem", "passages.html", "results.json"}
 
 
-def test_newton_schulz_is_a_dial(demo: Demo) -> None:
-    courses = {
-        course["schedule"]: course["error"] for course in demo[1]["newton_schulz"]["courses"]
-    }
-    starts = {errors[0] for errors in courses.values()}
-    assert len(starts) == 1  # k = 0 is the same descent, whatever the schedule
-    express = courses["polar_express"]
-    assert all(after <= before + 0.02 for before, after in itertools.pairwise(express))
-    assert express[-1] < 0.4 * express[0]
-    assert express[2] < courses["cubic"][2]  # it converges sooner
+def test_the_state_has_one_size(demo: Demo) -> None:
+    first, last = demo[1]["looks"]
+    assert first["state_bytes"] == last["state_bytes"] > 0
+    assert first["tokens"] < 0.5 * TOKENS and last["tokens"] == demo[1]["tokens"]
 
 
-def test_the_window_solves_the_cue_task_and_window_1_does_not(demo: Demo) -> None:
-    record = demo[1]["cue"]
-    one, wide = record["curves"][0], record["curves"][-1]
-    assert (one["window"], wide["window"]) == (1, 9)
-    assert min(wide["recall"]) >= 0.99
-    assert one["recall"][0] == 1.0  # as many pairs as keys: nothing to choose
-    assert one["recall"][-1] < record["bound"][-1] + 0.06 < 0.2
+def test_the_page_shows_every_fact(demo: Demo) -> None:
+    out, record, _ = demo
+    page = (out / "passages.html").read_text()
+    for fact in record["facts"]:
+        assert fact in page
+    assert page.count("[token ") >= 2
 
 
-def test_window_1_ends_in_the_same_state_whatever_the_cues() -> None:
-    settings, generator = cue.QUICK, torch.Generator().manual_seed(3)
-    stream = cue.draw_stream(settings, 4, generator)
-    tokens = stream.is_cue().shape
-    other = torch.rand(stream.cued.shape, generator=generator) < 0.3
-    elsewhere = cue.CueStream(pairs=stream.pairs, cued=other, block=stream.block)
+def test_a_memory_that_is_not_the_same_is_not_called_so(
+    model: AtlasForCausalLM, words: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from atlas_lm.stream import Conversation
 
-    def after(which: cue.CueStream, cue_step: torch.Tensor) -> torch.Tensor:
-        return cue.write_each_token(settings, which, 0.5, cue_step).memory["w0"]
-
-    quiet = after(stream, torch.zeros(tokens))
-    loud = after(elsewhere, 5 * torch.rand(tokens, generator=generator))
-    assert torch.equal(quiet, loud)
-    kept = cue.write_at_cues(settings, stream, 9).memory["w0"]
-    assert not torch.allclose(kept, cue.write_at_cues(settings, elsewhere, 9).memory["w0"])
+    monkeypatch.setattr(Conversation, "open", lambda path, model, words: Conversation(model, words))
+    console = Console(file=io.StringIO(), width=120)
+    record = run_demo(model, words, tmp_path, tokens=TOKENS, console=console)
+    assert not record["reopened_equal"]
 
 
-def test_the_window_writes_the_cued_pairs_and_nothing_else() -> None:
-    settings = cue.QUICK
-    stream = cue.draw_stream(settings, 4, torch.Generator().manual_seed(4))
-    assert stream.cued.sum(-1).eq(settings.key_dim).all()
-    pairs, kept = stream.pairs, stream.cued.unsqueeze(-1)
-    wanted = (pairs.values * kept).mT @ pairs.keys  # sum of v k^T over the cued pairs
-    torch.testing.assert_close(
-        cue.write_at_cues(settings, stream, 9).memory["w0"].squeeze(1), wanted, atol=1e-5, rtol=0
-    )
-
-
-def test_the_same_seed_gives_the_same_numbers() -> None:
-    settings = cue.CueSettings(repeats=(2,), windows=(1, 3), tuning_draws=2, draws=4)
-    assert cue.measure_cue(settings, seed=1) == cue.measure_cue(settings, seed=1)
-    assert cue.measure_cue(settings, seed=1) != cue.measure_cue(settings, seed=2)
-
-
-def test_scores_by_hand() -> None:
-    values = torch.eye(3)
-    reads = torch.tensor([[0.6, 0.1, 0.0], [0.9, 0.2, 0.0], [float("nan"), 0.0, 1.0]])
-    assert recalled(reads, values).tolist() == [1.0, 0.0, 0.0]
-    assert relative_error(values / 2, values).item() == pytest.approx(0.5)
-    assert relative_error(reads, values).item() == float("inf")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--model", "nowhere"], "nowhere is missing"),
+        (["--tokens", "10"], "tokens is 10, wanted 1000 or more"),
+    ],
+)
+def test_what_cannot_be_is_refused(options: list[str], message: str, tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path / "out"), *options])
+    assert result.exit_code == 2 and message in " ".join(result.stderr.split())
+    assert not (tmp_path / "out").exists()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from atlas_lm.demo.pairs import Pairs, draw_pairs, recalled, write_then_recall
+from atlas_lm.experiments.pairs import Pairs, draw_pairs, recalled, write_then_recall
 from atlas_lm.memory import MemorySpec
 from atlas_lm.memory.features import Unit
 from atlas_lm.memory.windows import Window

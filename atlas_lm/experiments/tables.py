@@ -2,10 +2,10 @@
 
 from rich.table import Table
 
-from atlas_lm.demo.capacity import Capacity
-from atlas_lm.demo.cue import Cue
-from atlas_lm.demo.dial import Dial
-from atlas_lm.demo.window import WindowResult
+from atlas_lm.experiments.capacity import Capacity
+from atlas_lm.experiments.cue import Cue
+from atlas_lm.experiments.dial import Dial
+from atlas_lm.experiments.window import WindowResult
 
 
 def capacity_table(result: Capacity) -> Table:

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize, pad
 
-from atlas_lm.demo.pairs import Pairs, recalled
+from atlas_lm.experiments.pairs import Pairs, recalled
 from atlas_lm.memory import MemorySpec, MemoryState, memorize, recall
 from atlas_lm.memory.windows import Window
 

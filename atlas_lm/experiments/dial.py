@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from atlas_lm.demo.pairs import Pairs, draw_pairs, relative_error, write_then_recall
+from atlas_lm.experiments.pairs import Pairs, draw_pairs, relative_error, write_then_recall
 from atlas_lm.memory import MemorySpec, Timing
 from atlas_lm.memory.optimizers import Muon
 from atlas_lm.ops.newton_schulz import SCHEDULES

@@ -11,7 +11,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from atlas_lm.demo.pairs import Pairs, draw_pairs, recalled, relative_error, write_then_recall
+from atlas_lm.experiments.pairs import (
+    Pairs,
+    draw_pairs,
+    recalled,
+    relative_error,
+    write_then_recall,
+)
 from atlas_lm.memory import MemorySpec, Timing
 from atlas_lm.memory.architectures import MLP, Architecture, GatedMLP, Matrix
 from atlas_lm.memory.features import Features, Polynomial, Unit

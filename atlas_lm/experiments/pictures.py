@@ -10,10 +10,10 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import PercentFormatter
 
-from atlas_lm.demo.capacity import Capacity
-from atlas_lm.demo.cue import Cue
-from atlas_lm.demo.dial import Dial
-from atlas_lm.demo.window import WindowResult
+from atlas_lm.experiments.capacity import Capacity
+from atlas_lm.experiments.cue import Cue
+from atlas_lm.experiments.dial import Dial
+from atlas_lm.experiments.window import WindowResult
 
 # Okabe and Ito: told apart by colour-blind readers too; markers differ as well
 COLOURS = ("#D55E00", "#0072B2", "#56B4E9", "#009E73", "#CC79A7")
