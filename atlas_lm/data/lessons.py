@@ -31,6 +31,7 @@ from atlas_lm.text import Tokenizer, cuts_freely
 SPLITS = ("train", "validation")
 TASKS = ("qa1", "qa2", "qa3", "qa4", "qa5")
 ATTEMPTS = 100  # stories that are drawn until one fits into a row
+DRAWS = 40  # stories that tell how long those of a task usually are
 WASTE = 0.03  # of a row's tokens; with more than that left, a longer sample is tried
 PROBE = 2048  # GPT-2 tokens of the sample that tells how a tokenizer compares to GPT-2's
 
@@ -47,6 +48,10 @@ class Lesson(Protocol):
     def vocab_size(self) -> int: ...
 
     def cells(self) -> tuple[str, ...]: ...
+
+    def usual(self, cell: str) -> int:
+        """Tokens that a row of a cell needs: with fewer, most rows of it could not be made."""
+        ...
 
     def row(self, cell: str, split: str, length: int, *name: int | str) -> Row:
         """Ids and labels [n <= length] of one row of "train" or "validation".
@@ -80,7 +85,10 @@ class LessonExam:
 
 @dataclass(frozen=True, kw_only=True)
 class LessonSource:
-    """Rows of a lesson, longer from stage to stage; each is of a cell drawn by chance, all alike."""
+    """Rows of a lesson, longer from stage to stage; each is of a cell drawn by chance, all alike.
+
+    A cell is left out as long as rows are shorter than it needs: what is short is learned first.
+    """
 
     lesson: Lesson
     stages: tuple[Stage, ...]
@@ -141,10 +149,14 @@ class LessonSource:
         }
 
     def _row(self, step: int, number: int, length: int) -> Row:
-        cells = self.lesson.cells()
+        cells = self._fitting(length)
         random = draw("lesson", "cell", self.seed, step, number)
         cell = cells[int(random.randint(len(cells), dtype=np.int64))]
         return self.lesson.row(cell, "train", length, self.seed, step, number)
+
+    def _fitting(self, length: int) -> tuple[str, ...]:
+        cells = self.lesson.cells()
+        return tuple(cell for cell in cells if self.lesson.usual(cell) <= length) or cells
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,6 +195,10 @@ class BABILongLesson:
 
     def cells(self) -> tuple[str, ...]:
         return self.tasks
+
+    def usual(self, cell: str) -> int:
+        """A quarter of the new stories are told in fewer tokens."""
+        return self._usual[cell]
 
     def row(self, cell: str, split: str, length: int, *name: int | str) -> Row:
         """Ids and labels [n <= length] of one story of a task."""
@@ -229,6 +245,18 @@ class BABILongLesson:
             for task in self.tasks
             for split in SPLITS
         }
+
+    @cached_property
+    def _usual(self) -> dict[str, int]:
+        found = {}
+        for task in self.tasks:
+            stories = [
+                tuple(make_story(task, draw("lesson", "usual", task, n), self.mixed > 0))
+                for n in range(DRAWS)
+            ]
+            lengths = [told_length(tell(story, self.tokenizer), self.tokenizer) for story in stories]
+            found[task] = sorted(lengths)[DRAWS // 4]
+        return found
 
     @cached_property
     def _held_out(self) -> dict[str, frozenset[Story]]:
@@ -286,6 +314,10 @@ class NeedleLesson:
 
     def cells(self) -> tuple[str, ...]:
         return self.kinds
+
+    def usual(self, cell: str) -> int:
+        """Every haystack may be as small as its row wants it."""
+        return 0
 
     def row(self, cell: str, split: str, length: int, *name: int | str) -> Row:
         """Ids and labels [n <= length] of one sample of a kind."""

@@ -19,6 +19,8 @@ from tests.data.simulator import FACTS, solve
 TASKS = ("qa1", "qa2", "qa3", "qa4", "qa5")
 NAMES = {*PEOPLE, *RECEIVERS, *PLACES, *OBJECTS, "north", "south", "east", "west"}
 ASKED = r"\nQuestion: (?P<question>[^\n]+)\nAnswer: (?P<answer>[^\n.]+)\."
+SIGNS = {"qa1": "Where is [A-Z]", "qa2": "Where is the", "qa3": "Where was", "qa4": "What is"}
+SIGNS |= {"qa5": "(gave|give|received) "}
 LENGTHS = {"qa1": 3000, "qa2": 6000, "qa3": 16000, "qa4": 2000, "qa5": 6000}  # in bytes
 
 
@@ -161,6 +163,31 @@ def test_rows_become_longer_and_exams_are_as_long_as_the_last() -> None:
     assert (batch.labels[0, len(ids) :] == NOTHING).all()
 
 
+def test_short_rows_are_of_tasks_with_short_stories() -> None:
+    words = find_tokenizer("stories-1024")
+    lesson = BABILongLesson(tokenizer=words, mixed=1.0)
+    usual = {task: lesson.usual(task) for task in TASKS}
+    assert usual["qa4"] < usual["qa1"] < usual["qa2"] < usual["qa3"]
+    short, long = usual["qa1"] + 8, usual["qa3"] + 8
+    stages = (Stage(begin=0.0, length=short), Stage(begin=0.5, length=long))
+    source = LessonSource(lesson=lesson, stages=stages, steps=2, tokens=40 * long)
+    kinds: list[set[str]] = []
+    for step in range(2):
+        batch = source.batch(step, 0, 40)
+        told = [text_of(ids[:n], words) for ids, n in zip(batch.inputs, batch.count, strict=True)]
+        asked = [one["question"] for text in told for one in re.finditer(ASKED, text)]
+        kinds.append({task for task in TASKS for one in asked if re.search(SIGNS[task], one)})
+    assert kinds == [{"qa1", "qa4"}, set(TASKS)]
+
+
+def test_mixed_stories_are_asked_more() -> None:
+    words, asked = find_tokenizer("bytes"), []
+    for share in (0.0, 1.0):
+        lesson = BABILongLesson(tasks=("qa3",), tokenizer=words, written=0.0, mixed=share)
+        asked.append(text_of(lesson.row("qa3", "train", 12000, "mixed")[0], words).count("Question:"))
+    assert asked[0] == 5 < asked[1]
+
+
 def test_what_cannot_be_is_refused() -> None:
     plain = find_tokenizer("bytes")
     with pytest.raises(ValueError, match=r"tasks is \('qa9',\), wanted one or more of qa1"):
@@ -175,6 +202,16 @@ def test_what_cannot_be_is_refused() -> None:
         BABILongLesson(tasks=("qa1",), tokenizer=plain).row("qa2", "train", 900, 0)
     with pytest.raises(ValueError, match="split is 'test', wanted one of train, validation"):
         BABILongLesson(tokenizer=plain).row("qa1", "test", 900, 0)
+
+
+def test_words_of_stories_are_single_ids_where_stories_were_read() -> None:
+    words = find_tokenizer("stories-1024")
+    assert words.vocab_size <= 1024 and words.key != find_tokenizer("bpe-1024").key
+    for fact in (" Sandra travelled to the bathroom.", " Daniel discarded the football there."):
+        assert len(words.encode(fact)) == 6
+        assert words.decode(words.encode(fact)) == fact
+    with pytest.raises(ValueError, match="tokenizer is 'stories-9', wanted more than 256"):
+        find_tokenizer("stories-9")
 
 
 def test_tokenizers_by_name(tmp_path) -> None:

@@ -257,7 +257,7 @@ def test_own_tokenizers_are_made_of_the_training_books_alone() -> None:
 def test_tokenizers_of_folders_and_none(tmp_path: Path) -> None:
     folder = byte_level(tmp_path / "words", ("th", "the"))
     assert find_tokenizer(str(folder)).vocab_size == 259
-    possible = r"wanted bytes, gpt2, bpe-N \(e.g. bpe-8192\), or the folder"
+    possible = r"wanted bytes, gpt2, bpe-N \(e.g. bpe-8192\), stories-N, or the folder"
     for name in ("gpt3", "bpe-", "bpe-x", str(tmp_path)):
         with pytest.raises(ValueError, match=possible):
             find_tokenizer(name)
