@@ -6,10 +6,13 @@ from itertools import pairwise
 
 import numpy as np
 from numpy.random import RandomState
+from numpy.typing import NDArray
 
 from atlas_lm.data.gpt2 import count_tokens
 from atlas_lm.data.prompt import Part, Prompt, Running, Stretch, join
 from atlas_lm.data.sentences import Sentences
+
+ORDERED = 1024  # sentences that are drawn at once
 
 
 def background(
@@ -31,6 +34,23 @@ def background(
         found += _round(source, tokens, random)
         tokens -= source.tokens()
     return found + _round(source, tokens, random)
+
+
+def single_sentences(
+    source: Sentences, chosen: NDArray[np.int64], tokens: int, random: RandomState
+) -> list[Stretch]:
+    """Sentences of a choice in random order, of at most so many tokens, as often as it takes.
+
+    chosen: [n] numbers of sentences, at least one.
+    """
+    found: list[Stretch] = []
+    while True:
+        for number in random.permutation(chosen)[:ORDERED].tolist():
+            stretch = Stretch(source, number, number + 1)
+            if stretch.tokens > tokens:
+                return found
+            found.append(stretch)
+            tokens -= stretch.tokens
 
 
 def _round(source: Sentences, tokens: int, random: RandomState) -> list[Stretch]:

@@ -11,20 +11,21 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.random import RandomState
+from numpy.typing import NDArray
 
 from atlas_lm.data.asked import Asked
 from atlas_lm.data.babi import Story
 from atlas_lm.data.draws import draw
 from atlas_lm.data.files import babi_stories
 from atlas_lm.data.gpt2 import count_tokens
-from atlas_lm.data.hiding import background
+from atlas_lm.data.hiding import background, single_sentences
 from atlas_lm.data.library import Library
 from atlas_lm.data.needles import ANSWER_TOKENS, KINDS, hide_needles
 from atlas_lm.data.prompt import Stretch
 from atlas_lm.data.rows import NOTHING, Tokens
 from atlas_lm.data.sentences import Sentences, book_sentences
 from atlas_lm.data.source import Batch, Stage, check_rows, check_stages, stage_at
-from atlas_lm.data.stories import make_story
+from atlas_lm.data.stories import OBJECTS, PEOPLE, PLACES, RECEIVERS, make_story
 from atlas_lm.data.telling import Told, label_answers, lay, permuted, tell, told_length
 from atlas_lm.text import Tokenizer, cuts_freely
 
@@ -180,12 +181,15 @@ class BABILongLesson:
     written: float = 0.5  # share of training stories that are of the file; the others are new
     mixed: float = 0.0  # share of new stories that are asked what easier tasks ask, too
     permute: bool = True  # people, places and objects of a training story take each other's names
+    lured: float = (
+        0.0  # share of training rows in sentences of books that name people and things of bAbI
+    )
     silent: float = 0.0  # share of training rows that tell all facts in the first tenth of the text
 
     def __post_init__(self) -> None:
         _check_names("tasks", self.tasks, TASKS)
         _check_tokenizer(self.tokenizer)
-        for name in ("written", "mixed", "silent"):
+        for name in ("written", "mixed", "lured", "silent"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, wanted a share, 0 to 1")
 
@@ -225,6 +229,7 @@ class BABILongLesson:
             "written": self.written,
             "mixed": self.mixed,
             "permute": self.permute,
+            "lured": self.lured,
             "silent": self.silent,
             "data": _prints(self.library, "babi", *(f"books/{split}" for split in SPLITS)),
         }
@@ -237,6 +242,17 @@ class BABILongLesson:
             split: replace(found, counts=found.encoded(self.tokenizer).starts)
             for split, found in books.items()
         }
+
+    @cached_property
+    def _lures(self) -> NDArray[np.int64]:
+        """Sentences of the training books that a hasty reader would take for facts."""
+        found = self._books["train"].naming(sorted({*PEOPLE, *RECEIVERS, *PLACES, *OBJECTS}))
+        if not len(found):
+            raise ValueError(
+                "no sentence of the training books names people or things of bAbI; take larger data, or "
+                "lured=0"
+            )
+        return found
 
     @cached_property
     def _stories(self) -> dict[tuple[str, str], list[Story]]:
@@ -254,7 +270,9 @@ class BABILongLesson:
                 tuple(make_story(task, draw("lesson", "usual", task, n), self.mixed > 0))
                 for n in range(DRAWS)
             ]
-            lengths = [told_length(tell(story, self.tokenizer), self.tokenizer) for story in stories]
+            lengths = [
+                told_length(tell(story, self.tokenizer), self.tokenizer) for story in stories
+            ]
             found[task] = sorted(lengths)[DRAWS // 4]
         return found
 
@@ -275,7 +293,7 @@ class BABILongLesson:
         if random.random_sample() < self.written:
             story = _pick(self._stories[task, split], random)
         else:
-            mixed = random.random_sample() < self.mixed
+            mixed = self.mixed > 0 and random.random_sample() < self.mixed
             story = tuple(make_story(task, random, mixed))
         if self.permute:
             story = permuted(story, task, random)
@@ -286,7 +304,12 @@ class BABILongLesson:
     ) -> Row:
         """The row of what is told, in as much running text as there is room for."""
         early = split == "train" and random.random_sample() < self.silent
-        among = background(self._books[split], room, random, repeat=True)
+        lured = self.lured > 0 and split == "train" and random.random_sample() < self.lured
+        among = (
+            single_sentences(self._books[split], self._lures, room, random)
+            if lured
+            else background(self._books[split], room, random, repeat=True)
+        )
         lots = random.random_sample(len(told))
         while True:
             row = lay(told, among, lots, early, self.tokenizer)

@@ -24,6 +24,7 @@ VERSION = 1  # of what is kept on disk
 SHORTEST = 10  # GPT-2 tokens of a sentence; shorter ones are left out, as in BABILong
 LONGEST = 300  # longer ones are tables and lists, which have no sentences; 3 % of the test books
 BLOCK = 4096  # sentences that are handed on at once
+SEARCHED = 1 << 16  # sentences that are searched at once
 
 OPENING, CLOSING = "\"'“‘([_", "\"'”’)]_"  # noqa: RUF001
 END = re.compile(
@@ -93,6 +94,18 @@ class Sentences:
         most = int(self.counts[first]) + tokens
         end = int(np.searchsorted(self.counts, most, side="right")) - 1
         return max(first, min(end, last))
+
+    def naming(self, words: Iterable[str]) -> NDArray[np.int64]:
+        """Numbers of the sentences that hold one of these words, ascending."""
+        pattern = re.compile(rf"\b(?:{'|'.join(map(re.escape, words))})\b".encode())
+        found: list[NDArray[np.int64]] = []
+        for first in range(0, len(self), SEARCHED):
+            last = min(first + SEARCHED, len(self))
+            begin = int(self.starts[first])
+            text = self.text[begin : self.starts[last]].tobytes()
+            places = np.array([hit.start() for hit in pattern.finditer(text)], dtype=np.int64)
+            found.append(np.searchsorted(self.starts, places + begin, side="right") - 1)
+        return np.unique(np.concatenate(found)) if found else np.zeros(0, np.int64)
 
     def encoded(self, tokenizer: Tokenizer) -> "Encoded":
         """The collection in the ids of a tokenizer, made when it is first wanted and kept on disk."""

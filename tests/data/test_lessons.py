@@ -180,11 +180,31 @@ def test_short_rows_are_of_tasks_with_short_stories() -> None:
     assert kinds == [{"qa1", "qa4"}, set(TASKS)]
 
 
+def test_lures_are_sentences_of_training_books_that_name_people_and_things() -> None:
+    words = find_tokenizer("bytes")
+    lesson = BABILongLesson(tasks=("qa4",), tokenizer=words, lured=1.0)
+    names = re.compile(rf"\b({'|'.join({*PEOPLE, *RECEIVERS, *PLACES, *OBJECTS})})\b")
+    ids, _ = lesson.row("qa4", "train", 4000, "lures")
+    text = re.sub(ASKED, "", text_of(ids, words))
+    for _, fact in facts_in(text):
+        text = text.replace(fact, "")
+    assert len(text) > 3000
+    books = lesson._books["train"]
+    lures = [books.read(int(i), int(i) + 1).strip() for i in lesson._lures]
+    told = [lure for lure in lures if lure in text]
+    assert sum(map(len, told)) > 0.9 * len(text.strip()) / text.count(told[0])
+    assert all(names.search(lure) for lure in lures)
+    calm, _ = lesson.row("qa4", "validation", 4000, "lures")
+    assert not any(lure in text_of(calm, words) for lure in lures)
+
+
 def test_mixed_stories_are_asked_more() -> None:
     words, asked = find_tokenizer("bytes"), []
     for share in (0.0, 1.0):
         lesson = BABILongLesson(tasks=("qa3",), tokenizer=words, written=0.0, mixed=share)
-        asked.append(text_of(lesson.row("qa3", "train", 12000, "mixed")[0], words).count("Question:"))
+        asked.append(
+            text_of(lesson.row("qa3", "train", 12000, "mixed")[0], words).count("Question:")
+        )
     assert asked[0] == 5 < asked[1]
 
 

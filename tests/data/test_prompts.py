@@ -1,6 +1,7 @@
 """Sentences, prompts made of them, and facts hidden among them."""
 
 import hashlib
+import re
 import time
 from pathlib import Path
 
@@ -8,12 +9,12 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from atlas_lm.data import babilong
+from atlas_lm.data import babilong, sentences
 from atlas_lm.data.babi import TASKS
 from atlas_lm.data.draws import draw
 from atlas_lm.data.files import babi_questions
 from atlas_lm.data.gpt2 import gpt2_tokenizer
-from atlas_lm.data.hiding import background, hide
+from atlas_lm.data.hiding import background, hide, single_sentences
 from atlas_lm.data.library import Library
 from atlas_lm.data.prompt import Prompt, Repeat, Stretch, join
 from atlas_lm.data.sentences import LONGEST, SHORTEST, book_sentences, split_sentences
@@ -82,6 +83,30 @@ def test_a_background_beyond_the_texts_is_refused_or_repeats() -> None:
         background(books, wanted, draw("background", 3))
     found = background(books, wanted, draw("background", 3), repeat=True)
     assert wanted - LONGEST < sum(part.tokens for part in found) <= wanted
+
+
+def test_sentences_that_name_something_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    books = book_sentences("test")
+    words = ("garden", "boat", "window")
+    pattern = re.compile(rf"\b({'|'.join(words)})\b")
+    wanted = [i for i in range(len(books)) if pattern.search(books.read(i, i + 1))]
+    assert len(wanted) > 20
+    assert books.naming(words).tolist() == wanted
+    monkeypatch.setattr(sentences, "SEARCHED", 100)
+    assert books.naming(words).tolist() == wanted
+    assert not len(books.naming(["atlas_lm"]))
+
+
+def test_chosen_sentences_fill_a_length_in_random_order() -> None:
+    books, chosen = book_sentences("test"), np.array([5, 70, 700, 701])
+    found = single_sentences(books, chosen, 1000, draw("lures"))
+    numbers = [part.first for part in found]
+    assert all(len(part) == 1 for part in found) and set(numbers) == set(chosen.tolist())
+    left = 1000 - sum(part.tokens for part in found)
+    assert 0 <= left < books.counts.max()
+    assert left < max(books.tokens(int(i), int(i) + 1) for i in chosen)
+    other = single_sentences(books, chosen, 1000, draw("lures", 1))
+    assert [part.first for part in other] != numbers
 
 
 def test_what_is_hidden_stands_in_order_before_its_places() -> None:
