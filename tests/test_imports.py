@@ -23,7 +23,7 @@ MAY_IMPORT = {  # room -> rooms it may use
     "demo": {"watch", "stream", "data", "models", "text"},
     "runs": {"stream"},
     "evaluate": {"runs", "data", "stream", "models", "memory", "text"},
-    "train": {"runs", "data", "stream", "models", "memory", "ops", "text"},
+    "train": {"runs", "data", "stream", "models", "layers", "memory", "ops", "text"},
     "recipes": {"train", "data", "models", "memory", "text"},
     "cli": {
         "watch",

@@ -20,12 +20,12 @@ class Squash:
     """From a free number to a legal gate.
 
     bias: (start, margin) -> at which a zero input gives the wanted start.
-    value: (input, bias, values per token, margin) -> gate. Steps and decays below the margin are exactly
-    none: a smooth gate never closes, and what is a thousandth per token is everything over a million.
+    value: (input, bias, most, margin) -> gate; most: see `Gates.most`. Steps and decays below the margin are
+    exactly none: a smooth gate never closes, and what is a thousandth per token is all over a million.
     """
 
     bias: Callable[[float, float], float]
-    value: Callable[[Tensor, Tensor, int, float], Tensor]
+    value: Callable[[Tensor, Tensor, float, float], Tensor]
 
 
 def _softplus_inverse(y: float) -> float:
@@ -36,30 +36,34 @@ def _logit(y: float) -> float:
     return math.log(y / (1 - y))
 
 
-def _decay(z: Tensor, bias: Tensor, _: int, margin: float) -> Tensor:
+def _decay(z: Tensor, bias: Tensor, _: float, margin: float) -> Tensor:
     """log alpha <= 0, formed in log space: a closed gate loses nothing over millions of tokens."""
     free = logsigmoid(-(z + bias))
     return -relu(-free - margin) if margin else free
 
 
-def _step(z: Tensor, bias: Tensor, _: int, margin: float) -> Tensor:
-    """A learned base step, by token between nothing and twice of it: no token can blow a memory up."""
-    share = torch.sigmoid(z)
-    if margin:
-        share = relu(share - margin) / (1 - margin)
-    return 2 * share * bias.exp()
+def _step(z: Tensor, bias: Tensor, most: float, margin: float) -> Tensor:
+    """Smooth: a learned base step, by token between nothing and twice of it, so that no token can blow a
+    memory up. With a margin the bias says instead how easily the gate opens, and the base stays as it is."""
+    if not margin:
+        return 2 * torch.sigmoid(z) * bias.exp()
+    return most / (1 - margin) * relu(torch.sigmoid(z + bias) - margin)
+
+
+def _step_bias(start: float, margin: float) -> float:
+    return _logit((1 + margin) / 2) if margin else math.log(start)
 
 
 MOST = 0.9999
 SQUASH = {
     "log_alpha": Squash(lambda start, margin: _softplus_inverse(margin - start), _decay),
-    "eta": Squash(lambda start, m: math.log(start * (1 - m) / (1 - 2 * m)), _step),
+    "eta": Squash(_step_bias, _step),
     # below one: a momentum that never fades would grow without end
     "theta": Squash(
         lambda start, _: _logit(start / MOST), lambda z, bias, *_: MOST * torch.sigmoid(z + bias)
     ),
     # at most 1/c each, so that a window of c pairs never pushes harder than one pair
-    "gamma": Squash(lambda *_: 3.0, lambda z, bias, c, _: torch.sigmoid(z + bias) / c),
+    "gamma": Squash(lambda *_: 3.0, lambda z, bias, most, _: torch.sigmoid(z + bias) * most),
     "delta": Squash(
         lambda start, _: _softplus_inverse(start), lambda z, bias, *_: -logsigmoid(-(z + bias))
     ),
@@ -72,6 +76,9 @@ class Gates(nn.Module):
     def __init__(self, spec: MemorySpec, width: int, rank: int, margin: float = 0.0) -> None:
         super().__init__()
         self.spec, self.margin = spec, margin
+        self.opened: Tensor | None = (
+            None  # while training: how far eta is open, of a step that it can be
+        )
         self.down = nn.ModuleDict()
         self.up = nn.ModuleDict()
         for name, gate in spec.gates.items():
@@ -87,6 +94,12 @@ class Gates(nn.Module):
             for name, start in gate_defaults(self.spec).items()
         }
 
+    def most(self, name: str) -> float:
+        """What a gate is at most: 1/c for gamma, twice its start for an eta with a margin."""
+        if name == "gamma":
+            return 1 / self.spec.window.size
+        return 2 * gate_defaults(self.spec)[name]
+
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         """x: [B, T, D] -> gates [B, T, H(, offsets)], at least in fp32."""
         gates = {}
@@ -94,9 +107,9 @@ class Gates(nn.Module):
             values = max(gate.offsets, 1)
             z = self.up[name](self.down[name](x)).unflatten(-1, (self.spec.heads, values))
             precise = torch.promote_types(z.dtype, torch.float32)
-            scale = self.spec.window.size if name == "gamma" else 1
-            made = SQUASH[name].value(
-                z.to(precise), getattr(self, f"{name}_bias").to(precise), scale, self.margin
-            )
+            most, bias = self.most(name), getattr(self, f"{name}_bias").to(precise)
+            made = SQUASH[name].value(z.to(precise), bias, most, self.margin)
             gates[name] = made if gate.offsets else made.squeeze(-1)
+            if name == "eta" and self.training and self.margin:
+                self.opened = made.mean() / most
         return gates

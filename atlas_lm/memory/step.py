@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from atlas_lm.memory.defaults import gate_defaults
 from atlas_lm.memory.features import Identity, Unit
 from atlas_lm.memory.objectives import Huber
 from atlas_lm.memory.optimizers import ImplicitDescent, Muon
@@ -134,6 +135,7 @@ def _columns(spec: MemorySpec, rank: int, margin: float) -> Columns:
         values=tuple(max(gate.offsets, 1) for gate in spec.gates.values()),
         window=spec.window.size,
         margin=margin,
+        step=2 * gate_defaults(spec).get("eta", 0.0),
         unit_keys=not isinstance(spec.features, Unit),
         unit_features=isinstance(spec.features, Unit) and _own_features(spec),
     )

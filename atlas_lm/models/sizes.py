@@ -27,6 +27,7 @@ class Size:
 
 SIZES = {
     "tiny": Size(64, 2, 2, 176, 32, 8, small=True),
+    "1M": Size(128, 4, 2, 256, 32, 8),
     "20M": Size(384, 11, 6, 1024, 256, 16),
     "60M": Size(640, 12, 10, 1728, 256, 16),
     # the papers' rows: layers, width and heads of their table of models

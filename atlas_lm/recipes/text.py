@@ -1,5 +1,6 @@
 """Models of text: language modelling on books and Wikipedia, needles, and stories hidden in books."""
 
+from itertools import accumulate
 from typing import Any
 
 from atlas_lm.data.documents import Documents, Packed
@@ -7,7 +8,7 @@ from atlas_lm.data.lessons import BABILongLesson, LessonSource, NeedleLesson
 from atlas_lm.data.shards import find_shards
 from atlas_lm.data.source import Stage
 from atlas_lm.data.vocabularies import find_tokenizer
-from atlas_lm.models.sizes import configure_equal
+from atlas_lm.models.sizes import TRANSFORMER, configure_equal
 from atlas_lm.text import Tokenizer
 from atlas_lm.train.recipe import Optimizer, Recipe, Schedule
 
@@ -73,44 +74,91 @@ def babilong(
     preset: str = "titans",
     block: str | None = None,
     size: str = "20M",
-    tokenizer: str = "bpe-8192",
+    tokenizer: str = "stories-8192",
     tasks: tuple[str, ...] = ("qa1", "qa2", "qa3", "qa4", "qa5"),
-    lengths: tuple[int, ...] = (1024, 4096),
+    lengths: tuple[int, ...] = (128, 256, 512, 1024, 4096),
+    shares: tuple[float, ...] | None = None,
     segment: int | None = None,
     steps: int = 1000,
     tokens: int = 65536,
     exam_rows: int = 64,
-    silent: float = 0.2,
-    optimizer: str = "adamw",
-    rate: float = 1e-3,
+    mixed: float = 0.7,
+    lured: float = 0.2,
+    silent: float = 0.1,
+    margin: float = 0.0,
+    price: float = 0.0,
+    conv: int = 4,
+    spread: float = 0.02,
+    optimizer: str = "muon",
+    rate: float = 2e-3,
     seed: int = 0,
 ) -> Recipe:
     """Stories of bAbI hidden in books, qa1 to qa5 in one model, ever longer rows; loss on the answers alone.
 
-    lengths: of the rows, each for an equal share of the steps.  silent: share of rows whose facts are all
-    told at the beginning.  segment: tokens after which gradients are cut, for rows that do not fit.
+    lengths: of the rows; a task waits until its stories fit.  shares: of the steps that each length gets, all
+    alike by default.  segment: tokens after which gradients are cut, for rows that do not fit.  mixed: share
+    of new stories that are asked what easier tasks ask, too.  lured: share of rows in sentences of books
+    that name people and things of the stories.  silent: share of rows whose facts are all told at the
+    beginning.  margin: below which gates are closed; price: of writing, which closes them
+    (docs/mathematics.md, 9).  block: one for all layers, or one for each: sliding,lmm,lmm,lmm.
     """
     words = find_tokenizer(tokenizer)
-    lesson = BABILongLesson(tasks=tasks, tokenizer=words, silent=silent)
+    lesson = BABILongLesson(
+        tasks=tasks, tokenizer=words, mixed=mixed, lured=lured, silent=silent, written=0.3
+    )
     source = LessonSource(
         lesson=lesson,
-        stages=_stages(lengths),
+        stages=_stages(lengths, shares),
         steps=steps,
         tokens=tokens,
         seed=seed,
         exam_rows=exam_rows,
     )
+    gates = {} if preset == TRANSFORMER else {"gate_margin": margin}
+    model = configure_equal(
+        preset,
+        block=block.split(",") if block and "," in block else block,
+        size=size,
+        conv_size=conv,
+        initializer_range=spread,
+        **gates,
+        **_vocabulary(words),
+    )
     return Recipe(
         name="babilong",
-        model=configure_equal(preset, block=block, size=size, **_vocabulary(words)),
+        model=model,
         source=source,
         steps=steps,
         segment=segment,
         optimizer=Optimizer(kind=optimizer, rate=rate),
         schedule=WSD,
+        price=price,
         tokenizer=words,
         seed=seed,
     )
+
+
+def reader(preset: str = "deltanet", margin: float = 0.1, **changes: Any) -> Recipe:
+    """`babilong` for two CPU cores, an hour: the model that comes along, and with margin=0 its rivals.
+
+    Matrix memories that only write where it pays, behind one block of sliding attention.
+    """
+    without = preset == TRANSFORMER
+    small: dict[str, Any] = {
+        "block": "attention" if without else "sliding,lmm,lmm,lmm",
+        "size": "1M",
+        "lengths": (128, 256, 512, 1024, 2048),
+        "shares": (0.03, 0.07, 0.45, 0.25, 0.2),
+        "steps": 4500,
+        "tokens": 8192,
+        "exam_rows": 32,
+        "lured": 0.3,
+        "margin": margin,
+        "price": 0.0 if without else 2 * margin,
+        "conv": 8,
+        "spread": 0.05,
+    }
+    return babilong(preset=preset, **(small | changes))
 
 
 def needle(
@@ -155,5 +203,11 @@ def _vocabulary(words: Tokenizer) -> dict[str, int]:
     return {"vocab_size": words.vocab_size, **words.special}
 
 
-def _stages(lengths: tuple[int, ...]) -> tuple[Stage, ...]:
-    return tuple(Stage(begin=i / len(lengths), length=length) for i, length in enumerate(lengths))
+def _stages(lengths: tuple[int, ...], shares: tuple[float, ...] | None = None) -> tuple[Stage, ...]:
+    shares = shares or (1 / len(lengths),) * len(lengths)
+    if len(shares) != len(lengths) or min(shares) <= 0 or abs(sum(shares) - 1) > 1e-6:
+        raise ValueError(
+            f"shares is {shares}, wanted one for each of the {len(lengths)} lengths, above 0 and 1 in all"
+        )
+    begins = accumulate(shares[:-1], initial=0.0)
+    return tuple(Stage(begin=at, length=n) for at, n in zip(begins, lengths, strict=True))

@@ -9,6 +9,7 @@ from torch.nn.functional import cross_entropy, linear
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
+from atlas_lm.layers.gates import Gates
 from atlas_lm.memory import Trace
 from atlas_lm.models import AtlasConfig, AtlasForCausalLM, AtlasModel
 from atlas_lm.models.rows import arrange
@@ -28,6 +29,9 @@ class Said:
     nats: Tensor  # fp32: [M], at each place; [], their sum, while training
     right: Tensor | None  # [M] bool; None while training
     state: StreamState | None  # after the part, its gradient cut
+    opened: Tensor | None = (
+        None  # while training with a margin: the mean share that gates were open
+    )
 
 
 @dataclass(frozen=True)
@@ -49,12 +53,20 @@ class LanguageLearner(nn.Module):
     def backbone(self) -> AtlasModel:
         return self.model.model
 
+    def opened(self) -> Tensor:
+        """How far the gates of all memories were open in the last part, as a share of what they can be."""
+        gates = [module for module in self.backbone.modules() if isinstance(module, Gates)]
+        found = [gate.opened for gate in gates if gate.opened is not None]
+        return torch.stack(found).mean()
+
     def forward(self, part: Part, state: StreamState | None, watch: Watch | None = None) -> Said:
         """Read a part and say what follows at its places."""
         x, after = _read(self.backbone, part, state, watch)
         spoken = x.flatten(0, 1).index_select(0, part.places)
         nats, right = self._speak(spoken, part.wanted)
-        return Said(nats=nats, right=right, state=after.detach())
+        margin = self.training and self.model.config.gate_margin > 0
+        opened = self.opened() if margin else None
+        return Said(nats=nats, right=right, state=after.detach(), opened=opened)
 
     def _speak(self, x: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor | None]:
         """x: [M, D]. Logits of large vocabularies are made tile by tile."""

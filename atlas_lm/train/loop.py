@@ -53,7 +53,7 @@ class Run:
             learner.backbone.gradient_checkpointing_enable()
         if place.compiled:
             for block in learner.backbone.layers:
-                block.compile()
+                block.compile(dynamic=False)  # a recipe has few shapes, and each is worth its own
         streams = recipe.source.carries or recipe.segment is not None
         module = spread(learner, machine, place.spread, streams=streams)
         optimizers = build_optimizers(module, recipe.optimizer)
@@ -187,6 +187,8 @@ class Run:
         The loss is the mean over the labelled places of all processes, which average their gradients.
         """
         scale = self.machine.world / labelled.clamp_min(1.0)
+        price = self.recipe.price_at(self.trained.progress.step)
+        price /= sum(len(parts) for parts in share.batches)
         nats = torch.zeros((), dtype=torch.float64, device=self.machine.device)
         carried = self._carried_rows(share)
         seen: Seen = []
@@ -203,7 +205,10 @@ class Run:
                 with syncing(self.module, last):
                     with self._products():
                         said = self.module(part, state)
-                    (said.nats.sum() * scale).backward()
+                    loss = said.nats.sum() * scale
+                    if said.opened is not None:
+                        loss = loss + price * said.opened
+                    loss.backward()
                 nats += said.nats.detach().sum()
                 state = said.state
             if self.recipe.source.carries and state is not None:

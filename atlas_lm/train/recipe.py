@@ -83,6 +83,9 @@ class Recipe:
     segment: int | None = None
     head: str = "next token"  # auto-encoder: every token of a row is said from its last one
     tokenizer: Tokenizer | None = None  # saved with the model; None: ids are all there is
+    # of writing, beside the loss: times the mean share of a step that gates with a margin open; it comes in
+    # over the first quarter of the steps
+    price: float = 0.0
     seed: int = 0  # of the first weights
     exams: int = 10  # times that the run is examined, the end among them
     diverged: float = 1.5  # a loss so many times the first one, for so long, stops the run
@@ -95,6 +98,11 @@ class Recipe:
                 raise ValueError(f"{name} is {getattr(self, name)}, wanted 1 or more")
         if self.segment is not None and self.segment < 2:
             raise ValueError(f"segment is {self.segment}, wanted 2 tokens or more, or None")
+        if self.price < 0 or (self.price and not self.model.gate_margin):
+            raise ValueError(
+                f"price is {self.price} and the model's gate_margin {self.model.gate_margin}; wanted 0 or "
+                "more, and a margin where there is a price: without one no gate can close"
+            )
         if self.source.vocab_size > self.model.vocab_size:
             raise ValueError(
                 f"the data has ids up to {self.source.vocab_size - 1}, the model only up to "
@@ -111,7 +119,7 @@ class Recipe:
     def record(self) -> dict[str, Any]:
         """All of it as JSON."""
         model = config_record(self.model) | {"initializer_range": self.model.initializer_range}
-        plain = ("name", "steps", "arguments", "segment", "head", "seed", "exams")
+        plain = ("name", "steps", "arguments", "segment", "head", "price", "seed", "exams")
         found = {
             **{name: getattr(self, name) for name in plain},
             "model": model,
@@ -121,6 +129,10 @@ class Recipe:
             "tokenizer": None if self.tokenizer is None else self.tokenizer.key,
         }
         return dict(json.loads(json.dumps(found)))
+
+    def price_at(self, step: int) -> float:
+        """The price of writing at a step."""
+        return self.price * min(1.0, 4 * step / self.steps)
 
     def exam_steps(self) -> set[int]:
         """Numbers of finished steps at which the model is examined."""

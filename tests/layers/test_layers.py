@@ -135,15 +135,17 @@ def test_gates_start_at_their_defaults_and_never_leave_their_range(
 def test_gates_with_a_margin_close_for_good() -> None:
     """Steps and decays below it are none, the others fall by it; above, gradients flow as without it."""
     spec, x = small_spec("gated_deltanet"), draw(2, 200, 8)
-    smooth, closing = (filled(Gates(spec, 8, 3, margin), scale=3.0) for margin in (0.0, 0.1))
-    free, made = smooth(x), closing(x)
-    most = 2 * smooth.eta_bias.exp().squeeze(-1)
-    wanted = most * ((free["eta"] / most - 0.1) / 0.9).clamp_min(0)
-    assert_close("eta", made["eta"], wanted, 1e-12)
-    assert_close("log_alpha", made["log_alpha"], (free["log_alpha"] + 0.1).clamp_max(0), 1e-12)
+    gates = filled(Gates(spec, 8, 3, 0.1), scale=3.0)
+    made = gates(x)
+    inner = {name: gates.up[name](gates.down[name](x)) for name in ("eta", "log_alpha")}
+    share = (inner["eta"] + gates.eta_bias.squeeze(-1)).sigmoid()
+    assert_close("eta", made["eta"], (share - 0.1).clamp_min(0) / 0.9, 1e-12)  # online: 1 at most
+    free = (inner["log_alpha"] + gates.log_alpha_bias.squeeze(-1)).exp().log1p()
+    assert_close("log_alpha", made["log_alpha"], -(free - 0.1).clamp_min(0), 1e-12)
     for gate in ("eta", "log_alpha"):
         closed = made[gate] == 0
         assert 20 < closed.sum() < closed.numel() - 20
+    assert_close("opened", gates.train()(x)["eta"].mean(), gates.opened, 1e-12)
 
 
 def test_a_closed_memory_stays_as_it_is() -> None:
@@ -157,6 +159,7 @@ def test_a_closed_memory_stays_as_it_is() -> None:
             for name in ("eta", "log_alpha"):
                 mixer.gates.down[name].weight.fill_(1.0)
                 mixer.gates.up[name].weight.fill_(-0.2)  # inputs above 0 close both
+                getattr(mixer.gates, f"{name}_bias").fill_(0.0 if name == "eta" else -2.0)
         _, after, _ = mixer(noise, before, tail)
         held[margin] = torch.equal(after.memory["w0"], before.memory["w0"])
     assert held == {0.0: False, 0.1: True}

@@ -195,6 +195,7 @@ def test_a_token_is_prepared_as_layers_do_it(size: int, lengths: str, margin: fl
         values=values,
         window=3,
         margin=margin,
+        step=0.7,
         unit_keys=lengths == "keys",
         unit_features=lengths == "features",
     )
@@ -206,7 +207,8 @@ def test_a_token_is_prepared_as_layers_do_it(size: int, lengths: str, margin: fl
     columns, tail, conv = normal(3, wide + 20 + 7), normal(3, size - 1, wide), normal(size, wide)
     ups = tuple(normal(2 * n, 4) for n in values)
     biases = tuple(
-        normal(2, n) - 12 * (name == "log_alpha") for name, n in zip(names, values, strict=True)
+        normal(2, n) - 12 * (name == "log_alpha") - margin * 2 * (name == "eta")
+        for name, n in zip(names, values, strict=True)
     )
     out = torch.empty_like(tail)
     given = single((columns, tail, conv, ups, biases, out))
@@ -220,7 +222,7 @@ def test_a_token_is_prepared_as_layers_do_it(size: int, lengths: str, margin: fl
     gates = {}
     for i, (name, up, bias) in enumerate(zip(names, ups, biases, strict=True)):
         z = (columns[:, wide + 4 * i : wide + 4 * i + 4] @ up.T).unflatten(-1, (2, -1))
-        gates[name] = SQUASH[name].value(z, bias, 3 if name == "gamma" else 1, margin)
+        gates[name] = SQUASH[name].value(z, bias, 1 / 3 if name == "gamma" else 0.7, margin)
     wanted = (unit(x) if lengths == "features" else x, k, v, after, gates)
     agree((made.x, made.k, made.v, given[-1], made.gates), wanted, 1e-6)
     if margin:

@@ -1,5 +1,6 @@
 """Recipes: every preset under each, equal sizes, arguments, recipes of one's own."""
 
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ SMALL = {
     "lm": {"size": "tiny", "tokenizer": "bytes", "steps": 2, "rows": 2, "length": 32},
     "lm_bytes": {"steps": 2, "rows": 2, "length": 32},
     "babilong": LESSON,
+    "reader": LESSON | {"block": None, "shares": (0.5, 0.5)},
     "needle": LESSON,
     "mqar": {"steps": 2, "tokens": 64, "pairs": (2, 4)},
     "mad": {"steps": 2, "tokens": 256, "exam_rows": 2},
@@ -81,6 +83,18 @@ def test_mad_as_published() -> None:
     assert made.steps == 200 * 12_800 // 128
     assert made.source.exams()["in-context-recall"].rows == 1280
     assert PARTS["mad_paper"][1] == tuple(BASELINES)
+
+
+def test_shares_of_lengths_and_blocks_of_layers() -> None:
+    made = build_recipe("reader", {"steps": 100})
+    counts = Counter(made.source.shape(step) for step in range(100))
+    wanted = {(64, 128): 3, (32, 256): 7, (16, 512): 45, (8, 1024): 25, (4, 2048): 20}
+    assert counts.keys() == wanted.keys()
+    assert all(abs(counts[shape] - number) <= 1 for shape, number in wanted.items())
+    assert made.model.blocks == ["sliding", "lmm", "lmm", "lmm"]
+    assert made.model.gate_margin == 0.1 and made.price == 0.2
+    with pytest.raises(ValueError, match="wanted one for each of the 5 lengths, above 0 and 1 in"):
+        build_recipe("reader", {"shares": (0.5, 0.5)})
 
 
 def test_packed_documents_are_read_as_they_are_alone(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,9 +13,13 @@ from atlas_lm.data.row_source import RowSource
 from atlas_lm.models import AtlasCache, AtlasForCausalLM
 from atlas_lm.models.sizes import configure
 from atlas_lm.train.checkpoint import whole_weights
+from atlas_lm.train.feed import Feed
+from atlas_lm.train.loop import Run
+from atlas_lm.train.machine import join
+from atlas_lm.train.place import Place
 from atlas_lm.train.recipe import Optimizer, Recipe, Schedule
 from atlas_lm.train.schedule import share_of_rate
-from tests.train.builders import Exam, Walks, run, small_recipe
+from tests.train.builders import VOCAB, Exam, Walks, run, small_recipe
 
 BLOCKS = [("titans", None), ("atlas", "mag"), ("gated_deltanet", "mal"), ("omeganet", "mac")]
 
@@ -85,13 +90,61 @@ def test_how_a_step_is_cut_up_changes_nothing(tmp_path: Path) -> None:
 def test_compiled_blocks_learn_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compile_block = torch.nn.Module.compile
     monkeypatch.setattr(
-        torch.nn.Module, "compile", lambda self: compile_block(self, backend="aot_eager")
+        torch.nn.Module,
+        "compile",
+        lambda self, **how: compile_block(self, backend="aot_eager", **how),
     )
     recipe = small_recipe("gated_deltanet", steps=3, source=Walks(rows=2, length=8))
     _, wanted = run(recipe, tmp_path / "plain")
     _, heard = run(recipe, tmp_path / "compiled", compiled=True)
     assert heard.losses == pytest.approx(wanted.losses, rel=1e-5)
     assert heard.reports[0].gates.keys() == wanted.reports[0].gates.keys() != set()
+
+
+def closing_recipe(**changes: Any) -> Recipe:
+    model = configure(
+        "deltanet", size="tiny", vocab_size=VOCAB, initializer_range=0.1, gate_margin=0.1
+    )
+    return small_recipe(source=Walks(rows=2, length=24), model=model, **changes)
+
+
+def test_a_price_of_writing_is_a_part_of_the_gradient(tmp_path: Path) -> None:
+    """The first priced step moves as the gradient of loss and price, typed out, says."""
+    recipe = closing_recipe(steps=4, segment=12)
+    ran, _ = run(replace(recipe, steps=1, exams=1), tmp_path / "before")
+    model = AtlasForCausalLM(recipe.model)
+    weights = whole_weights(ran.module)
+    model.load_state_dict({name.removeprefix("model."): w for name, w in weights.items()})
+    bias = model.train().model.layers[0].mixer.memory.gates.eta_bias
+    found = {}
+    for price in (0.0, 8.0):
+        priced = replace(recipe, price=price)
+        with join("cpu") as machine:
+            made = Run(priced, Place(out=tmp_path, workers=0), machine)
+            inner = made.module.model
+            inner.load_state_dict(model.state_dict())
+            made.trained.progress = replace(made.trained.progress, step=1)
+            share = next(
+                iter(Feed(priced.source, machine, range(1, 2), micro=None, segment=12, workers=0))
+            )
+            made._learn(share, torch.tensor(float(share.labelled)))
+            found[price] = inner.model.layers[0].mixer.memory.gates.eta_bias.grad.clone()
+    batch = recipe.source.batch(1, 0, 2)
+    opened, cache = [], AtlasCache()
+    for part in torch.from_numpy(batch.inputs).split(12, dim=1):
+        model(part, past_key_values=cache, use_cache=True)
+        opened += [layer.mixer.memory.gates.opened for layer in model.model.layers]
+        cache = cache.detach()
+    (wanted,) = torch.autograd.grad(torch.stack(opened).mean(), bias)
+    assert wanted.abs().min() > 0
+    torch.testing.assert_close(found[8.0] - found[0.0], 8.0 * wanted, rtol=1e-3, atol=1e-6)
+
+
+def test_a_price_comes_in_over_a_quarter_and_needs_a_margin() -> None:
+    recipe = closing_recipe(steps=8, price=0.4)
+    assert [recipe.price_at(step) for step in (0, 1, 2, 7)] == [0.0, 0.2, 0.4, 0.4]
+    with pytest.raises(ValueError, match=r"price is 0.4 and the model's gate_margin 0.0"):
+        small_recipe("deltanet", price=0.4)
 
 
 def test_products_in_bf16_keep_weights_and_averages_in_fp32(tmp_path: Path) -> None:

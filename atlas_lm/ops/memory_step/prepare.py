@@ -69,6 +69,7 @@ def prepare(
         VALUES=layout.values,
         WINDOW=layout.window,
         MARGIN=layout.margin,
+        STEP=layout.step,
         UNIT_KEYS=layout.unit_keys,
         UNIT_FEATURES=layout.unit_features,
         num_warps=1,
@@ -81,8 +82,8 @@ def prepare_kernel(
     columns, width, tail, conv, ups, biases, tail_out, x, k, v, gates,
     HEADS: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr,
     CONV: tl.constexpr, RANK: tl.constexpr, INNER: tl.constexpr, GATES: tl.constexpr,
-    VALUES: tl.constexpr, WINDOW: tl.constexpr, MARGIN: tl.constexpr, UNIT_KEYS: tl.constexpr,
-    UNIT_FEATURES: tl.constexpr,
+    VALUES: tl.constexpr, WINDOW: tl.constexpr, MARGIN: tl.constexpr, STEP: tl.constexpr,
+    UNIT_KEYS: tl.constexpr, UNIT_FEATURES: tl.constexpr,
 ):  # fmt: skip
     """One program per row, head and part: query, key, value, and each gate, so that none waits for what
     another loads."""
@@ -115,7 +116,7 @@ def prepare_kernel(
             store_gate(
                 here + WIDE + i * RANK, ups[i], biases[i], gates[i] + n * VALUES[i], head,
                 tl.constexpr(GATES[i]), tl.constexpr(VALUES[i]), RANK, INNER, WINDOW,
-                MARGIN,
+                MARGIN, STEP,
             )  # fmt: skip
 
 
@@ -129,7 +130,7 @@ def store_row(out, value, WIDTH: tl.constexpr):
 def store_gate(
     low, up, bias, gate, head,
     NAME: tl.constexpr, COUNT: tl.constexpr, RANK: tl.constexpr, INNER: tl.constexpr,
-    WINDOW: tl.constexpr, MARGIN: tl.constexpr,
+    WINDOW: tl.constexpr, MARGIN: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     """One gate of a head, COUNT values, from its inner values."""
     inner, value = (
@@ -142,7 +143,7 @@ def store_gate(
     z = tl.sum(w.to(tl.float32) * z.to(tl.float32), axis=1, keep_dims=True)
     z = z.to(low.dtype.element_ty).to(tl.float32)  # as a layer between would have it
     b = tl.load(bias + head * COUNT + value, mask=value < COUNT, other=0.0)
-    tl.store(gate + value, squash(z, b, NAME, WINDOW, MARGIN), mask=value < COUNT)
+    tl.store(gate + value, squash(z, b, NAME, WINDOW, MARGIN, STEP), mask=value < COUNT)
 
 
 @triton.jit
@@ -174,12 +175,18 @@ def unit(x):
 
 
 @triton.jit
-def squash(z, bias, NAME: tl.constexpr, WINDOW: tl.constexpr, MARGIN: tl.constexpr):
+def squash(
+    z, bias,
+    NAME: tl.constexpr, WINDOW: tl.constexpr, MARGIN: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
     """As `layers.gates` does."""
     if NAME == "log_alpha":
         return -tl.maximum(softplus(z + bias) - MARGIN, 0.0)
     elif NAME == "eta":
-        return 2.0 * tl.maximum(tl.sigmoid(z) - MARGIN, 0.0) / (1.0 - MARGIN) * tl.exp(bias)
+        if MARGIN > 0:
+            return STEP / (1.0 - MARGIN) * tl.maximum(tl.sigmoid(z + bias) - MARGIN, 0.0)
+        else:
+            return 2.0 * tl.sigmoid(z) * tl.exp(bias)
     elif NAME == "theta":
         return 0.9999 * tl.sigmoid(z + bias)
     elif NAME == "gamma":

@@ -66,6 +66,7 @@ class Columns:
     gates: tuple[str, ...]  # eta, log_alpha, theta, gamma, delta: how each is squashed
     values: tuple[int, ...]  # of each gate, per head
     window: int  # c: gamma is at most 1/c
-    margin: float  # steps and decays below it are none
+    margin: float  # steps and decays below it are none; 0: gates are smooth
+    step: float  # eta at most, if there is a margin
     unit_keys: bool  # bring q and k to unit length
     unit_features: bool  # bring the features to unit length, and leave k as it is
