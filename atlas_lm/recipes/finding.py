@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any, get_args, get_origin
 
 from atlas_lm.recipes.small import TASKS, cued, mad, mad_paper, mqar
-from atlas_lm.recipes.text import babilong, lm, lm_bytes, needle, reader
+from atlas_lm.recipes.text import babilong, keeper, lm, lm_bytes, needle, reader
 from atlas_lm.train.recipe import Recipe
 
 Function = Callable[..., Recipe]
 RECIPES: dict[str, Function] = {
     function.__name__: function
-    for function in (lm, lm_bytes, babilong, reader, needle, mqar, mad, mad_paper, cued)
+    for function in (lm, lm_bytes, babilong, reader, keeper, needle, mqar, mad, mad_paper, cued)
 }
 # recipes that train a model for each of several things: the argument, and its values
 PARTS: dict[str, tuple[str, tuple[str, ...]]] = {

@@ -1,5 +1,6 @@
 """Models of text: language modelling on books and Wikipedia, needles, and stories hidden in books."""
 
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -8,6 +9,7 @@ from atlas_lm.data.lessons import BABILongLesson, LessonSource, NeedleLesson
 from atlas_lm.data.shards import find_shards
 from atlas_lm.data.source import Stage
 from atlas_lm.data.vocabularies import find_tokenizer
+from atlas_lm.models.config import AtlasConfig
 from atlas_lm.models.sizes import TRANSFORMER, configure_equal
 from atlas_lm.text import Tokenizer
 from atlas_lm.train.recipe import Optimizer, Recipe, Schedule
@@ -138,14 +140,10 @@ def babilong(
     )
 
 
-def reader(preset: str = "deltanet", margin: float = 0.1, **changes: Any) -> Recipe:
-    """`babilong` for two CPU cores, an hour: the model that comes along, and with margin=0 its rivals.
-
-    Matrix memories that only write where it pays, behind one block of sliding attention.
-    """
-    without = preset == TRANSFORMER
+def reader(preset: str = "gated_deltanet", **changes: Any) -> Recipe:
+    """`babilong` for one CPU core, an hour: memories behind one block of sliding attention."""
     small: dict[str, Any] = {
-        "block": "attention" if without else "sliding,lmm,lmm,lmm",
+        "block": "attention" if preset == TRANSFORMER else "sliding,lmm,lmm,lmm",
         "size": "1M",
         "lengths": (128, 256, 512, 1024, 2048),
         "shares": (0.03, 0.07, 0.45, 0.25, 0.2),
@@ -153,12 +151,31 @@ def reader(preset: str = "deltanet", margin: float = 0.1, **changes: Any) -> Rec
         "tokens": 8192,
         "exam_rows": 32,
         "lured": 0.3,
-        "margin": margin,
-        "price": 0.0 if without else 2 * margin,
         "conv": 8,
         "spread": 0.05,
     }
     return babilong(preset=preset, **(small | changes))
+
+
+def keeper(
+    start: str, margin: float = 0.1, price: float = 0.2, steps: int = 3000, **changes: Any
+) -> Recipe:
+    """A trained `reader` of matrix memories, gone on with: it forgets no more, and its gates learn to close.
+
+    What it makes is the model that comes along (atlas_lm/pretrained/babilong).
+    """
+    given: dict[str, Any] = {
+        "lengths": (512, 1024, 2048),
+        "shares": (0.4, 0.35, 0.25),
+        "rate": 1.5e-3,
+        "margin": margin,
+        "price": price,
+        "steps": steps,
+    }
+    made = reader(preset="deltanet", **(given | changes))
+    trained = AtlasConfig.from_pretrained(start, local_files_only=True)
+    changed = made.model.to_dict() | {"intermediate_size": trained.intermediate_size}
+    return replace(made, model=AtlasConfig.from_dict(changed), start=start)
 
 
 def needle(

@@ -138,9 +138,34 @@ def build_learner(recipe: Recipe) -> Learner:
     """The module of a recipe with its first weights."""
     torch.manual_seed(recipe.seed)
     if recipe.head == "next token":
-        return LanguageLearner(recipe.model)
+        learner = LanguageLearner(recipe.model)
+        if recipe.start is not None:
+            begin_with(learner.model, recipe.start)
+        return learner
     lengths = {length for _, length in recipe.shapes()}
     return AutoEncoder(recipe.model, max(lengths))
+
+
+@torch.no_grad()
+def begin_with(model: AtlasForCausalLM, folder: str) -> None:
+    """Give a model the weights of another, whose rule may have other gates.
+
+    Gates that only one of both has, and biases of steps where only one of both has a margin, begin as usual.
+    """
+    logging.disable_progress_bar()
+    other = AtlasForCausalLM.from_pretrained(folder, local_files_only=True)
+    mine, given = model.state_dict(), other.state_dict()
+    if model.config.gate_margin != other.config.gate_margin:
+        given = {name: w for name, w in given.items() if not name.endswith(".gates.eta_bias")}
+    wrong = [n for n in mine.keys() ^ given.keys() if ".gates." not in n]
+    wrong += [n for n in mine.keys() & given.keys() if mine[n].shape != given[n].shape]
+    if wrong:
+        raise ValueError(
+            f"the model in {folder} differs in more than its gates, e.g. in {min(wrong)}; give one of the "
+            "same sizes and blocks"
+        )
+    for name in mine.keys() & given.keys():
+        mine[name].copy_(given[name])
 
 
 def _read(

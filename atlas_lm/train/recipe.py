@@ -83,9 +83,10 @@ class Recipe:
     segment: int | None = None
     head: str = "next token"  # auto-encoder: every token of a row is said from its last one
     tokenizer: Tokenizer | None = None  # saved with the model; None: ids are all there is
-    # of writing, beside the loss: times the mean share of a step that gates with a margin open; it comes in
-    # over the first quarter of the steps
+    # of writing, beside the loss: times the mean share of a step that gates with a margin open. Nothing in
+    # the first third of the steps, all in the last: what closes before it is needed is not opened again
     price: float = 0.0
+    start: str | None = None  # folder of the model whose weights it begins with; None: new ones
     seed: int = 0  # of the first weights
     exams: int = 10  # times that the run is examined, the end among them
     diverged: float = 1.5  # a loss so many times the first one, for so long, stops the run
@@ -119,7 +120,7 @@ class Recipe:
     def record(self) -> dict[str, Any]:
         """All of it as JSON."""
         model = config_record(self.model) | {"initializer_range": self.model.initializer_range}
-        plain = ("name", "steps", "arguments", "segment", "head", "price", "seed", "exams")
+        plain = ("name", "steps", "arguments", "segment", "head", "price", "start", "seed", "exams")
         found = {
             **{name: getattr(self, name) for name in plain},
             "model": model,
@@ -132,7 +133,7 @@ class Recipe:
 
     def price_at(self, step: int) -> float:
         """The price of writing at a step."""
-        return self.price * min(1.0, 4 * step / self.steps)
+        return self.price * min(1.0, max(0.0, 3 * step / self.steps - 1))
 
     def exam_steps(self) -> set[int]:
         """Numbers of finished steps at which the model is examined."""

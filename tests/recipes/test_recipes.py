@@ -35,7 +35,7 @@ SMALL = {
 
 
 def test_every_recipe_is_tried_here() -> None:
-    assert SMALL.keys() == RECIPES.keys()
+    assert SMALL.keys() | {"keeper"} == RECIPES.keys()
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -87,14 +87,29 @@ def test_mad_as_published() -> None:
 
 def test_shares_of_lengths_and_blocks_of_layers() -> None:
     made = build_recipe("reader", {"steps": 100})
+    assert made.model.blocks == ["sliding", "lmm", "lmm", "lmm"] and made.price == 0
     counts = Counter(made.source.shape(step) for step in range(100))
     wanted = {(64, 128): 3, (32, 256): 7, (16, 512): 45, (8, 1024): 25, (4, 2048): 20}
     assert counts.keys() == wanted.keys()
     assert all(abs(counts[shape] - number) <= 1 for shape, number in wanted.items())
-    assert made.model.blocks == ["sliding", "lmm", "lmm", "lmm"]
-    assert made.model.gate_margin == 0.1 and made.price == 0.2
     with pytest.raises(ValueError, match="wanted one for each of the 5 lengths, above 0 and 1 in"):
         build_recipe("reader", {"shares": (0.5, 0.5)})
+
+
+def test_a_keeper_goes_on_with_a_reader(tmp_path: Path) -> None:
+    """With its weights and sizes, but without decay and with gates that can close."""
+    first, _ = run(build_recipe("reader", SMALL["reader"]), tmp_path / "first")
+    first.export(tmp_path / "model")
+    given = {"start": str(tmp_path / "model"), **SMALL["reader"]}
+    made = build_recipe("keeper", given)
+    assert made.model.intermediate_size == first.recipe.model.intermediate_size
+    assert (
+        made.model.gate_margin == 0.1
+        and made.price == 0.2
+        and not made.model.spec.retention.gates()
+    )
+    _, heard = run(made, tmp_path / "second")
+    assert len(heard.losses) == 2 and all(np.isfinite(heard.losses))
 
 
 def test_packed_documents_are_read_as_they_are_alone(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from atlas_lm.models import AtlasCache, AtlasForCausalLM
 from atlas_lm.models.sizes import configure
 from atlas_lm.train.checkpoint import whole_weights
 from atlas_lm.train.feed import Feed
+from atlas_lm.train.learner import build_learner
 from atlas_lm.train.loop import Run
 from atlas_lm.train.machine import join
 from atlas_lm.train.place import Place
@@ -110,11 +111,8 @@ def closing_recipe(**changes: Any) -> Recipe:
 
 def test_a_price_of_writing_is_a_part_of_the_gradient(tmp_path: Path) -> None:
     """The first priced step moves as the gradient of loss and price, typed out, says."""
-    recipe = closing_recipe(steps=4, segment=12)
-    ran, _ = run(replace(recipe, steps=1, exams=1), tmp_path / "before")
+    recipe = closing_recipe(steps=2, segment=12)
     model = AtlasForCausalLM(recipe.model)
-    weights = whole_weights(ran.module)
-    model.load_state_dict({name.removeprefix("model."): w for name, w in weights.items()})
     bias = model.train().model.layers[0].mixer.memory.gates.eta_bias
     found = {}
     for price in (0.0, 8.0):
@@ -137,14 +135,40 @@ def test_a_price_of_writing_is_a_part_of_the_gradient(tmp_path: Path) -> None:
         cache = cache.detach()
     (wanted,) = torch.autograd.grad(torch.stack(opened).mean(), bias)
     assert wanted.abs().min() > 0
-    torch.testing.assert_close(found[8.0] - found[0.0], 8.0 * wanted, rtol=1e-3, atol=1e-6)
+    now = replace(recipe, price=8.0).price_at(1)
+    torch.testing.assert_close(found[8.0] - found[0.0], now * wanted, rtol=1e-3, atol=1e-6)
 
 
-def test_a_price_comes_in_over_a_quarter_and_needs_a_margin() -> None:
-    recipe = closing_recipe(steps=8, price=0.4)
-    assert [recipe.price_at(step) for step in (0, 1, 2, 7)] == [0.0, 0.2, 0.4, 0.4]
+def test_a_price_comes_in_over_the_second_third_and_needs_a_margin() -> None:
+    recipe = closing_recipe(steps=12, price=0.4)
+    assert [recipe.price_at(step) for step in (0, 4, 6, 8, 11)] == pytest.approx(
+        [0, 0, 0.2, 0.4, 0.4]
+    )
     with pytest.raises(ValueError, match=r"price is 0.4 and the model's gate_margin 0.0"):
         small_recipe("deltanet", price=0.4)
+
+
+def test_a_run_begins_with_the_weights_of_another_model(tmp_path: Path) -> None:
+    """Of another rule: what both have is taken over, gates that are new begin as usual."""
+    torch.manual_seed(7)
+    smooth = configure("gated_deltanet", size="tiny", vocab_size=VOCAB, initializer_range=0.3)
+    other = AtlasForCausalLM(smooth)
+    with torch.no_grad():
+        for layer in other.model.layers:
+            layer.mixer.memory.gates.eta_bias.fill_(0.7)
+    other.save_pretrained(tmp_path / "other")
+    recipe = closing_recipe(start=str(tmp_path / "other"))
+    fresh, begun = (
+        build_learner(r).model.state_dict() for r in (replace(recipe, start=None), recipe)
+    )
+    given = other.state_dict()
+    assert any("log_alpha" in name for name in given.keys() - begun.keys())
+    for name, weight in begun.items():
+        wanted = fresh if name.endswith("eta_bias") else given
+        assert torch.equal(weight, wanted[name]), name
+    large = configure("deltanet", size="tiny", vocab_size=VOCAB + 1, gate_margin=0.1)
+    with pytest.raises(ValueError, match=r"differs in more than its gates, e\.g\. in lm_head"):
+        build_learner(replace(recipe, model=large))
 
 
 def test_products_in_bf16_keep_weights_and_averages_in_fp32(tmp_path: Path) -> None:
