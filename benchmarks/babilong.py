@@ -87,7 +87,7 @@ def draw(tables: dict[str, dict[tuple[str, str], Row]], path: Path) -> None:
         low, high = [row.low or 0.0 for row in rows], [row.high or 0.0 for row in rows]
         axes.fill_between(places, low, high, color=COLOURS[i], alpha=0.12, linewidth=0)
     for i, (name, points) in enumerate(PUBLISHED.items()):
-        style = {"color": "#666666", "marker": MARKERS[-1 - i], "linestyle": DASHES[1 + i]}
+        style = {"color": "#666666", "marker": MARKERS[-1 - i], "linestyle": DASHES[1 + i % 2]}
         axes.plot(list(points), list(points.values()), label=name, **style)
     ticks = lengths_of(tables.values())
     axes.set_xscale("log")

@@ -12,13 +12,17 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
+from atlas_lm.cli.conversing import open_conversation
+from atlas_lm.cli.demo import SHIPPED
 from atlas_lm.cli.main import app
 from atlas_lm.data.vocabularies import find_tokenizer
 from atlas_lm.demo import run_demo
 from atlas_lm.demo.hidden import HiddenTale, Span, hide_tale
 from atlas_lm.models import AtlasForCausalLM
 from atlas_lm.models.sizes import configure
+from atlas_lm.stream import Conversation
 from atlas_lm.text import Tokenizer
+from atlas_lm.watch import observe
 from tests.data.simulator import solve
 
 TOKENS = 3000
@@ -116,8 +120,6 @@ def test_the_page_shows_every_fact(demo: Demo) -> None:
 def test_a_memory_that_is_not_the_same_is_not_called_so(
     model: AtlasForCausalLM, words: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from atlas_lm.stream import Conversation
-
     monkeypatch.setattr(Conversation, "open", lambda path, model, words: Conversation(model, words))
     console = Console(file=io.StringIO(), width=120)
     record = run_demo(model, words, tmp_path, tokens=TOKENS, console=console)
@@ -135,3 +137,36 @@ def test_what_cannot_be_is_refused(options: list[str], message: str, tmp_path: P
     result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path / "out"), *options])
     assert result.exit_code == 2 and message in " ".join(result.stderr.split())
     assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture(scope="module")
+def shipped() -> Conversation:
+    return open_conversation(SHIPPED)
+
+
+def test_the_model_that_comes_along_answers_from_a_book(
+    shipped: Conversation, tmp_path: Path
+) -> None:
+    """20 facts in 20,000 tokens, all questions; an untrained model has none of them right."""
+    terminal = io.StringIO()
+    record = run_demo(
+        shipped.stream.model,
+        shipped.tokenizer,
+        tmp_path,
+        tokens=20_000,
+        console=Console(file=terminal, width=120),
+    )
+    assert record["asked"] >= 8 and record["right"] >= record["asked"] - 1, terminal.getvalue()
+
+
+def test_its_gates_are_closed_on_books_and_open_on_facts(shipped: Conversation) -> None:
+    """Of the memories behind the first: they are written to at facts, and hardly ever elsewhere."""
+    model, words = shipped.stream.model, shipped.tokenizer
+    tale = hide_tale(words, 4000, 1)
+    record = observe(model, torch.from_numpy(np.concatenate(tale.pieces).astype(np.int64)))
+    told = torch.zeros(tale.tokens, dtype=torch.bool)
+    for span in tale.facts:
+        told[span.first : span.last + 1] = True
+    for layer in record.layers[2:]:
+        written = layer.seen["write"] > 0
+        assert written[told].float().mean() > 20 * written[~told].float().mean() + 0.01
