@@ -89,7 +89,7 @@ def draw(tables: dict[str, dict[tuple[str, str], Row]], path: Path) -> None:
     for i, (name, points) in enumerate(PUBLISHED.items()):
         style = {"color": "#666666", "marker": MARKERS[-1 - i], "linestyle": DASHES[1 + i % 2]}
         axes.plot(list(points), list(points.values()), label=name, **style)
-    ticks = lengths_of(tables.values())
+    ticks = sorted({*lengths_of(tables.values()), "1M", "10M"}, key=parse_length)
     axes.set_xscale("log")
     axes.set_xticks([max(parse_length(tick), SHORTEST) for tick in ticks], labels=ticks)
     axes.minorticks_off()

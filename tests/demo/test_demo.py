@@ -147,13 +147,13 @@ def shipped() -> Conversation:
 def test_the_model_that_comes_along_answers_from_a_book(
     shipped: Conversation, tmp_path: Path
 ) -> None:
-    """20 facts in 20,000 tokens, all questions; an untrained model has none of them right."""
+    """20 facts in 8,000 tokens, all questions; an untrained model has none of them right."""
     terminal = io.StringIO()
     record = run_demo(
         shipped.stream.model,
         shipped.tokenizer,
         tmp_path,
-        tokens=20_000,
+        tokens=8_000,
         console=Console(file=terminal, width=120),
     )
     assert record["asked"] >= 8 and record["right"] >= record["asked"] - 1, terminal.getvalue()
@@ -168,5 +168,5 @@ def test_its_gates_are_closed_on_books_and_open_on_facts(shipped: Conversation) 
     for span in tale.facts:
         told[span.first : span.last + 1] = True
     for layer in record.layers[2:]:
-        written = layer.seen["write"] > 0
-        assert written[told].float().mean() > 20 * written[~told].float().mean() + 0.01
+        written = (layer.seen["write"] > 0).float()
+        assert written[told].mean() > 0.5 > 0.1 > written[~told].mean()
