@@ -76,9 +76,8 @@ class Gates(nn.Module):
     def __init__(self, spec: MemorySpec, width: int, rank: int, margin: float = 0.0) -> None:
         super().__init__()
         self.spec, self.margin = spec, margin
-        self.opened: Tensor | None = (
-            None  # while training: how far eta is open, of a step that it can be
-        )
+        self.priced = False  # training asks how far eta is open, as a share of what it can be,
+        self.opened: Tensor | None = None  # and finds it here after each call
         self.down = nn.ModuleDict()
         self.up = nn.ModuleDict()
         for name, gate in spec.gates.items():
@@ -110,6 +109,6 @@ class Gates(nn.Module):
             most, bias = self.most(name), getattr(self, f"{name}_bias").to(precise)
             made = SQUASH[name].value(z.to(precise), bias, most, self.margin)
             gates[name] = made if gate.offsets else made.squeeze(-1)
-            if name == "eta" and self.training and self.margin:
+            if name == "eta" and self.priced and self.training:
                 self.opened = made.mean() / most
         return gates

@@ -45,18 +45,26 @@ class Watch:
 class LanguageLearner(nn.Module):
     """A language model: says the next token."""
 
-    def __init__(self, config: AtlasConfig) -> None:
+    def __init__(self, config: AtlasConfig, priced: bool = False) -> None:
+        """priced: tell while training how far gates are open."""
         super().__init__()
         self.model = AtlasForCausalLM(config)
+        self.priced = priced
+        for module in self._gates():
+            module.priced = priced
 
     @property
     def backbone(self) -> AtlasModel:
         return self.model.model
 
-    def opened(self) -> Tensor:
-        """How far the gates of all memories were open in the last part, as a share of what they can be."""
-        gates = [module for module in self.backbone.modules() if isinstance(module, Gates)]
-        found = [gate.opened for gate in gates if gate.opened is not None]
+    def _gates(self) -> list[Gates]:
+        return [module for module in self.backbone.modules() if isinstance(module, Gates)]
+
+    def _opened(self) -> Tensor:
+        """How far the gates of all memories were open in the last part; it is told once."""
+        found = [gates.opened for gates in self._gates() if gates.opened is not None]
+        for gates in self._gates():
+            gates.opened = None
         return torch.stack(found).mean()
 
     def forward(self, part: Part, state: StreamState | None, watch: Watch | None = None) -> Said:
@@ -64,8 +72,7 @@ class LanguageLearner(nn.Module):
         x, after = _read(self.backbone, part, state, watch)
         spoken = x.flatten(0, 1).index_select(0, part.places)
         nats, right = self._speak(spoken, part.wanted)
-        margin = self.training and self.model.config.gate_margin > 0
-        opened = self.opened() if margin else None
+        opened = self._opened() if self.priced and self.training else None
         return Said(nats=nats, right=right, state=after.detach(), opened=opened)
 
     def _speak(self, x: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -138,7 +145,7 @@ def build_learner(recipe: Recipe) -> Learner:
     """The module of a recipe with its first weights."""
     torch.manual_seed(recipe.seed)
     if recipe.head == "next token":
-        learner = LanguageLearner(recipe.model)
+        learner = LanguageLearner(recipe.model, priced=recipe.price > 0)
         if recipe.start is not None:
             begin_with(learner.model, recipe.start)
         return learner

@@ -126,8 +126,12 @@ def test_a_price_of_writing_is_a_part_of_the_gradient(tmp_path: Path) -> None:
                 iter(Feed(priced.source, machine, range(1, 2), micro=None, segment=12, workers=0))
             )
             made._learn(share, torch.tensor(float(share.labelled)))
+            gates = [block.mixer.memory.gates for block in inner.model.layers]
+            assert all(gate.priced == bool(price) and gate.opened is None for gate in gates)
             found[price] = inner.model.layers[0].mixer.memory.gates.eta_bias.grad.clone()
     batch = recipe.source.batch(1, 0, 2)
+    for layer in model.model.layers:
+        layer.mixer.memory.gates.priced = True
     opened, cache = [], AtlasCache()
     for part in torch.from_numpy(batch.inputs).split(12, dim=1):
         model(part, past_key_values=cache, use_cache=True)
