@@ -81,7 +81,9 @@ def test_parallel_is_the_token_loop(case):
 
 @pytest.mark.parametrize("case", CASES + MUON, ids=named)
 def test_fused_is_as_good_as_plain(case):
-    assert_twice_plain(case, torch.float32, draws=DRAWS if case.period else 1)
+    # gates gather their gradients from the most sums where all of this comes together
+    scattered = case.period or (case.momentum and case.gated)
+    assert_twice_plain(case, torch.float32, draws=DRAWS if scattered else 1)
 
 
 @pytest.mark.parametrize("case", CASES[6:9], ids=named)
