@@ -25,8 +25,8 @@ def demo(
 ) -> None:
     """Hide a tale in a book, let the model read it once, and ask about it.
 
-    The model that comes along was trained on texts of up to a few thousand tokens
-    (atlas_lm/pretrained/babilong/README.md).
+    The model that comes along was trained on texts of up to 2,048 tokens; what it keeps of longer ones stands
+    in docs/results.md.
 
     Examples:
 

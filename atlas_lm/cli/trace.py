@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain, groupby, islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -171,18 +171,14 @@ def _write_page(
     part: Part,
     note: str,
 ) -> None:
-    from atlas_lm.models.counts import parameters
-    from atlas_lm.models.fingerprint import fingerprint
     from atlas_lm.stream.atomic import write_atomically
-    from atlas_lm.watch import About, build_page, to_cells
+    from atlas_lm.watch import About, build_page, describe_model, to_cells
 
     spec = model.config.spec
     assert spec is not None
     facts = {
         "model": str(folder),
-        "fingerprint": fingerprint(model),
-        "parameters": f"{parameters(model.config)['total']:,}",
-        "blocks": ", ".join(f"{len(list(g))} x {name}" for name, g in groupby(model.config.blocks)),
+        **describe_model(model),
         "text": part.name,
         "tokens": f"{len(record.ids):,}",
     }

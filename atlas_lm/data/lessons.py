@@ -25,12 +25,11 @@ from atlas_lm.data.prompt import Stretch
 from atlas_lm.data.rows import NOTHING, Tokens
 from atlas_lm.data.sentences import Sentences, book_sentences
 from atlas_lm.data.source import Batch, Stage, check_rows, check_stages, stage_at
-from atlas_lm.data.stories import OBJECTS, PEOPLE, PLACES, RECEIVERS, make_story
+from atlas_lm.data.stories import OBJECTS, PEOPLE, PLACES, RECEIVERS, TASKS, make_story
 from atlas_lm.data.telling import Told, label_answers, lay, permuted, tell, told_length
 from atlas_lm.text import Tokenizer, cuts_freely
 
 SPLITS = ("train", "validation")
-TASKS = ("qa1", "qa2", "qa3", "qa4", "qa5")
 ATTEMPTS = 100  # stories that are drawn until one fits into a row
 DRAWS = 40  # stories that tell how long those of a task usually are
 WASTE = 0.03  # of a row's tokens; with more than that left, a longer sample is tried
@@ -181,9 +180,7 @@ class BABILongLesson:
     written: float = 0.5  # share of training stories that are of the file; the others are new
     mixed: float = 0.0  # share of new stories that are asked what easier tasks ask, too
     permute: bool = True  # people, places and objects of a training story take each other's names
-    lured: float = (
-        0.0  # share of training rows in sentences of books that name people and things of bAbI
-    )
+    lured: float = 0.0  # share of training rows in sentences of books that name what stories name
     silent: float = 0.0  # share of training rows that tell all facts in the first tenth of the text
 
     def __post_init__(self) -> None:

@@ -15,6 +15,7 @@ from atlas_lm.data.babi import Question
 
 Option = TypeVar("Option")
 
+TASKS = ("qa1", "qa2", "qa3", "qa4", "qa5")
 PEOPLE = ("Daniel", "John", "Mary", "Sandra")
 RECEIVERS = ("Mary", "Fred", "Bill", "Jeff")  # qa5's, in the order in which they are given things
 PLACES = ("bathroom", "bedroom", "garden", "hallway", "kitchen", "office")

@@ -8,6 +8,7 @@ from atlas_lm.data.files import babi_stories, book_texts
 from atlas_lm.data.gpt2 import END_OF_TEXT, gpt2_tokenizer
 from atlas_lm.data.kept import keep_folder
 from atlas_lm.data.library import Library, cache_folder
+from atlas_lm.data.stories import TASKS
 from atlas_lm.text import ByteTokenizer, HuggingFaceTokenizer, Tokenizer, load_tokenizer
 from atlas_lm.text.tokenizer import BYTES, TOKENIZER_FILES
 
@@ -15,7 +16,6 @@ VERSION = 1  # of how our own tokenizers are made
 OWN = re.compile(r"(bpe|stories)-([1-9]\d*)")
 SEEN = 2  # times that a pair of tokens must be seen to become one
 ANY_SIZE = 2**31
-TASKS = ("qa1", "qa2", "qa3", "qa4", "qa5")  # whose training stories are read beside the books
 POSSIBLE = "bytes, gpt2, bpe-N (e.g. bpe-8192), stories-N, or the folder of a tokenizer"
 
 

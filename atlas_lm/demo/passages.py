@@ -1,18 +1,25 @@
 """The page of the demo: what every memory did at the facts and around them."""
 
 from collections.abc import Sequence
-from itertools import groupby
 from pathlib import Path
 
 import torch
 
 from atlas_lm.demo.hidden import HiddenTale, Span
 from atlas_lm.models import AtlasForCausalLM
-from atlas_lm.models.counts import parameters
 from atlas_lm.stream import Reading
 from atlas_lm.stream.atomic import write_atomically
 from atlas_lm.text import Tokenizer
-from atlas_lm.watch import About, Cell, LayerRecord, Record, build_page, observe, to_cells
+from atlas_lm.watch import (
+    About,
+    Cell,
+    LayerRecord,
+    Record,
+    build_page,
+    describe_model,
+    observe,
+    to_cells,
+)
 
 NOTE = (
     "The facts of the tale and some of the book around each, read from the memory that the stream had there. "
@@ -26,11 +33,8 @@ def write_page(
     tokenizer: Tokenizer,
     tale: HiddenTale,
     passages: Sequence[tuple[Span, Reading]],
-) -> Record:
-    """Read the passages once more, each from where the stream stood then, and write them as one page.
-
-    Returns what was seen, all passages one behind the other.
-    """
+) -> None:
+    """Read the passages once more, each from where the stream stood then, and write them as one page."""
     records: list[Record] = []
     cells: list[Cell] = []
     for span, reading in passages:
@@ -45,16 +49,10 @@ def write_page(
     about = About(
         model=Path(model.config.name_or_path or "model").name,
         text=f"a tale in {tale.tokens:,} tokens of books",
-        facts={
-            "parameters": f"{parameters(model.config)['total']:,}",
-            "blocks": ", ".join(
-                f"{len(list(group))} x {name}" for name, group in groupby(model.config.blocks)
-            ),
-        },
+        facts=describe_model(model),
         note=NOTE,
     )
     write_atomically(path, [build_page(record, cells, spec, about).encode()])
-    return record
 
 
 def _joined(records: Sequence[Record]) -> Record:

@@ -65,7 +65,7 @@ def run_demo(
 ) -> dict[str, Any]:
     """Hide a tale in books, read, ask, save, reopen, ask again. Returns and writes all numbers.
 
-    The folder `out` receives the text, the memory, a page of what was written where, and results.json.
+    The folder `out` receives the memory, a page of what was written where, and results.json.
     """
     console = console or Console()
     began = time.perf_counter()

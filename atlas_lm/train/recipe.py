@@ -104,6 +104,11 @@ class Recipe:
                 f"price is {self.price} and the model's gate_margin {self.model.gate_margin}; wanted 0 or "
                 "more, and a margin where there is a price: without one no gate can close"
             )
+        if self.head != "next token" and (self.price or self.start is not None):
+            raise ValueError(
+                f"head is {self.head!r} with price {self.price} and start {self.start}; only a model that "
+                "says the next token can pay a price or begin with another's weights"
+            )
         if self.source.vocab_size > self.model.vocab_size:
             raise ValueError(
                 f"the data has ids up to {self.source.vocab_size - 1}, the model only up to "

@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,9 @@ from atlas_lm.memory import MemorySpec
 from atlas_lm.memory.optimizers import ImplicitDescent, Momentum, Muon
 from atlas_lm.memory.retention import DecayToStart
 from atlas_lm.memory.spec import PARTS
+from atlas_lm.models import AtlasForCausalLM
+from atlas_lm.models.counts import parameters
+from atlas_lm.models.fingerprint import fingerprint
 from atlas_lm.watch.cells import Cell, show
 from atlas_lm.watch.record import LayerRecord, Record
 
@@ -70,6 +74,16 @@ def build_page(record: Record, cells: Sequence[Cell], spec: MemorySpec, about: A
     template = resources.files("atlas_lm.watch").joinpath("page.html").read_text(encoding="utf-8")
     title = html.escape(_line(f"{about.text}, read by {about.model}"))
     return template.replace("<!--title-->", title).replace("<!--data-->", _json(data))
+
+
+def describe_model(model: AtlasForCausalLM) -> dict[str, str]:
+    """What a page says of a model, as facts of `About`."""
+    groups = [(len(list(same)), name) for name, same in groupby(model.config.blocks)]
+    return {
+        "fingerprint": fingerprint(model),
+        "parameters": f"{parameters(model.config)['total']:,}",
+        "blocks": ", ".join(f"{count} x {name}" for count, name in groups),
+    }
 
 
 def _line(text: str) -> str:

@@ -150,6 +150,9 @@ def test_a_price_comes_in_over_the_second_third_and_needs_a_margin() -> None:
     )
     with pytest.raises(ValueError, match=r"price is 0.4 and the model's gate_margin 0.0"):
         small_recipe("deltanet", price=0.4)
+    for given in ({"price": 0.4}, {"start": "somewhere"}):
+        with pytest.raises(ValueError, match="head is 'auto-encoder' with price"):
+            closing_recipe(head="auto-encoder", **given)
 
 
 def test_a_run_begins_with_the_weights_of_another_model(tmp_path: Path) -> None:
